@@ -1,0 +1,169 @@
+"""The frozen configuration of one Octavo instance: every default and every check.
+
+`api_server.cli` builds it once from the command line; the supervisor hands it to each process as msgspec bytes.
+Invariant: a config that exists is valid and never changes. Values that are measured at run time (how many blocks fit,
+how fast a copy is) are not config: they travel in messages. Rejected: environment variables and module constants,
+because then import order and inheritance decide what a process does.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class Dtype(StrEnum):
+    """Number format of weights, activations and KV cache."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class WeightsFormat(StrEnum):
+    SAFETENSORS = "safetensors"
+    GGUF = "gguf"
+
+
+class DeviceKind(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class WorkerKind(StrEnum):
+    """What stands behind the worker border: the model, or the tests' torch-free oracle."""
+
+    MODEL = "model"
+    ORACLE = "oracle"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every config struct: frozen, by keyword only, unknown fields refused."""
+
+
+class ModelConfig(Config, frozen=True):
+    """Where the model is and what the processes without torch need to know about it.
+
+    Attributes:
+        path: directory with config.json, tokenizer.json and the chat template. For a GGUF file it is the directory
+            in the cache into which the file's metadata was written in this form.
+        weights_path: the same directory (safetensors), or the `.gguf` file.
+        served_model_names: names that clients may use; the first is the one that answers carry.
+        max_model_len: tokens of prompt and output together that a request may have.
+        vocab_size: width of the logits; every token id must be below it.
+        eos_token_ids: ids that end a request with FinishReason.STOP, unless `ignore_eos`.
+        dtype: format of weights and activations; `None` lets the worker choose for its device.
+    """
+
+    path: str
+    weights_path: str
+    weights_format: WeightsFormat
+    served_model_names: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    max_model_len: Positive
+    vocab_size: Positive
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: Dtype | None = None
+
+
+class CacheConfig(Config, frozen=True):
+    """KV memory.
+
+    Attributes:
+        block_size: token slots in a block.
+        memory_utilization: share of the device's free memory, after weights and the largest step, for KV blocks.
+        kv_cache_bytes: exact size of the KV tensor instead of a share of what is free.
+        num_device_blocks: exact number of blocks instead of a measured one (tests and experiments).
+    """
+
+    block_size: Positive = 16
+    memory_utilization: Fraction = 0.5
+    kv_cache_bytes: Positive | None = None
+    num_device_blocks: Positive | None = None
+
+
+class SchedulerConfig(Config, frozen=True):
+    """What one step may hold.
+
+    Attributes:
+        max_num_seqs: requests that may hold device blocks at a time.
+        max_num_batched_tokens: token budget, the tokens that one step computes over all requests.
+        max_tokens_per_request: tokens that one step computes for one request (the chunk of chunked prefill);
+            `None` leaves the token budget as the only bound.
+        max_steps_in_flight: 2 sends step n+1 before the result of step n is back; 1 is the plain loop, the oracle.
+    """
+
+    max_num_seqs: Positive = 256
+    max_num_batched_tokens: Positive = 512
+    max_tokens_per_request: Positive | None = None
+    max_steps_in_flight: Annotated[int, msgspec.Meta(ge=1, le=2)] = 2
+
+
+class ParallelConfig(Config, frozen=True):
+    """Devices and threads.
+
+    Attributes:
+        device: kind of device each worker owns.
+        tensor_parallel_size: workers that share one model.
+        num_threads: CPU threads of one worker's kernels; `None` takes its share of the cores this process may use.
+    """
+
+    device: DeviceKind = DeviceKind.CPU
+    tensor_parallel_size: Positive = 1
+    num_threads: Positive | None = None
+
+
+class ApiConfig(Config, frozen=True):
+    """The HTTP side: where it listens, what it accepts, how it drains.
+
+    Attributes:
+        max_queued_requests: requests accepted and not yet finished beyond `max_num_seqs`; more get 429.
+        max_body_bytes: size of a request body; more gets 413.
+        max_choices: prompts × n of one HTTP request.
+        request_timeout_s: longest life of a request; then it ends with an error.
+        drain_grace_s: after SIGTERM, time in which new requests are still taken while /ready says 503.
+        drain_timeout_s: after that, time that running requests get to finish.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    max_queued_requests: Positive = 1024
+    max_body_bytes: Positive = 8 * 2**20
+    max_choices: Positive = 256
+    request_timeout_s: Seconds = 600.0
+    drain_grace_s: Seconds = 5.0
+    drain_timeout_s: Seconds = 30.0
+    log_requests: bool = False
+
+
+class EngineConfig(Config, frozen=True):
+    """Everything that one instance is started with.
+
+    Attributes:
+        ipc_directory: fresh directory with mode 0700 that holds the sockets.
+        worker_kind: MODEL, or ORACLE in the project's own tests.
+    """
+
+    model: ModelConfig
+    ipc_directory: str
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    api: ApiConfig = ApiConfig()
+    worker_kind: WorkerKind = WorkerKind.MODEL
+
+    @property
+    def engine_address(self) -> str:
+        """Socket on which the engine core meets API servers."""
+        return f"ipc://{self.ipc_directory}/engine"
+
+    @property
+    def worker_address(self) -> str:
+        """Socket on which the engine core meets workers."""
+        return f"ipc://{self.ipc_directory}/worker"
