@@ -37,13 +37,6 @@ class DeviceKind(StrEnum):
     CUDA = "cuda"
 
 
-class WorkerKind(StrEnum):
-    """What stands behind the worker border: the model, or the tests' torch-free oracle."""
-
-    MODEL = "model"
-    ORACLE = "oracle"
-
-
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: frozen, by keyword only, unknown fields refused."""
 
@@ -147,7 +140,8 @@ class EngineConfig(Config, frozen=True):
 
     Attributes:
         ipc_directory: fresh directory with mode 0700 that holds the sockets.
-        worker_kind: MODEL, or ORACLE in the project's own tests.
+        worker_module: module that `python -m` runs as a worker. Another one than the default speaks the same messages
+            and computes something else: the tests' oracle does.
     """
 
     model: ModelConfig
@@ -156,7 +150,7 @@ class EngineConfig(Config, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     api: ApiConfig = ApiConfig()
-    worker_kind: WorkerKind = WorkerKind.MODEL
+    worker_module: str = "octavo.worker"
 
     @property
     def engine_address(self) -> str:
