@@ -13,9 +13,9 @@ from typing import Annotated
 
 import msgspec
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]  # what JSON, doubles and the codec all carry exactly
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # infinity would break timers
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 

@@ -29,6 +29,7 @@ from octavo.protocol.config import EngineConfig
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LENGTH_BYTES = 4
+PORT_PHASE = "port"
 
 
 class ExitCode(IntEnum):
@@ -68,7 +69,11 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(Status, frozen=True):
-    """A phase of the start is over: its name, its seconds, and what there is to say about it."""
+    """A phase of the start is over: its name, its seconds, and what there is to say about it.
+
+    The phase PORT_PHASE of an API server says that its port is bound; `detail` is then the URL. Until it comes, workers
+    wait for their Launch, so that a taken port costs no loading of weights.
+    """
 
     phase: str
     duration_s: float
@@ -94,7 +99,11 @@ decode_status = msgspec.json.Decoder(AnyStatus).decode
 
 
 class Command(IntEnum):
-    """One byte on the control pipe."""
+    """One byte on the control pipe.
+
+    DRAIN goes to API servers only: take no more work after the grace, finish what runs, end. Each further DRAIN while
+    one is under way says that the time for it is over. STOP: end at once.
+    """
 
     DRAIN = ord("D")
     STOP = ord("S")
@@ -122,9 +131,14 @@ class Reporter:
 
 
 def write_launch(pipe_fd: int, launch: Launch) -> None:
-    """Supervisor's side: send the Launch down the control pipe."""
+    """Supervisor's side: send the Launch down the control pipe; waits for the reader when the pipe is full.
+
+    Raises BrokenPipeError when the process is gone.
+    """
     frame = msgspec.msgpack.encode(launch)
-    os.write(pipe_fd, len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+    rest = memoryview(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+    while rest:
+        rest = rest[os.write(pipe_fd, rest) :]
 
 
 def _read_exactly(num_bytes: int) -> bytes:
@@ -144,19 +158,28 @@ def read_launch() -> Launch:
 
 
 def _watch_control_pipe(ipc_directory: str, on_command: Callable[[Command], None]) -> None:
-    while byte := os.read(sys.stdin.fileno(), 1):
-        command = Command(byte[0])
-        if command is Command.STOP:
-            os._exit(ExitCode.OK)
-        on_command(command)
-    # The supervisor died without a word, so nobody else removes the sockets.
-    shutil.rmtree(ipc_directory, ignore_errors=True)
-    os._exit(ExitCode.FAILURE)
+    try:
+        while byte := os.read(sys.stdin.fileno(), 1):
+            command = Command(byte[0])
+            if command is Command.STOP:
+                os._exit(ExitCode.OK)
+            on_command(command)
+        # The supervisor died without a word, so nobody else removes the sockets.
+        shutil.rmtree(ipc_directory, ignore_errors=True)
+    except Exception:
+        logging.exception("the control pipe failed")
+    finally:  # a process that nobody can stop must not live
+        os._exit(ExitCode.FAILURE)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, even while it is stuck inside a kernel or the GIL."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when its parent ends, even while it is stuck inside a kernel or the GIL.
+
+    The supervisor calls it in a new worker between fork and exec, so that it also covers the imports. The setting
+    survives exec. The other processes have only the pipe: they shall live long enough to remove the sockets.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it ended before the call
         os._exit(ExitCode.FAILURE)
 
@@ -190,5 +213,6 @@ def run_child(
         logging.exception("%s failed", title)
         exit_code = ExitCode.FAILURE
         reporter.send(Failed(exit_code, f"{title}: {type(problem).__name__}: {problem}"))
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody reads the log any more
+        sys.stderr.flush()
     os._exit(exit_code)
