@@ -1,0 +1,122 @@
+"""The `octavo` command: flags in, one frozen config out, then the supervisor.
+
+Nothing else reads flags or the environment. Invariant: importing this is quick and starts nothing, so `--help` and a
+usage error answer at once. Exit codes are those of `protocol.lifecycle.ExitCode`; a server that was asked to stop ends
+with 0, whenever that was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from octavo.api_server.model_source import ModelRequest, default_served_name, resolve_model
+from octavo.api_server.options import Parser, build_parser, sections_of
+from octavo.api_server.owned_directory import OwnedDirectory
+from octavo.api_server.startup_log import StartupLog, open_missing_standard_streams
+from octavo.api_server.stop_signals import HelperRunner, SignalInbox, StopRequestedError
+from octavo.api_server.supervisor import Supervisor, process_specs
+from octavo.protocol.config import Dtype, EngineConfig
+from octavo.protocol.lifecycle import ExitCode, StartupError
+
+IPC_PREFIX = "octavo-ipc-"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), less its end
+LONGEST_SOCKET_NAME = "/engine"
+
+
+def main() -> None:
+    """Entry point of the `octavo` command."""
+    open_missing_standard_streams()
+    parser = build_parser()
+    arguments = parser.parse_args()
+    if arguments.version:
+        print(f"octavo {metadata.version('octavo')}")  # noqa: T201 - what the flag asks for
+        sys.exit(ExitCode.OK)
+    if arguments.command is None:
+        parser.error("no command given; try: octavo serve smollm2-135m")
+    check_arguments(parser, arguments)
+    sys.exit(serve(arguments))
+
+
+def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
+    """Check what spans several flags; ends with a usage error."""
+    sections = sections_of(arguments)
+    host = sections["api"].host
+    if not is_loopback(host) and not arguments.insecure_public_bind:
+        parser.error(
+            f"argument --host: {host!r} can be reached from other machines and there is no API key yet; use 127.0.0.1, "
+            "put an authenticating proxy in front, or say --insecure-public-bind"
+        )
+    chunk = sections["scheduler"].max_tokens_per_request
+    if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
+        parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server on `host`; a name other than localhost may be anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def serve(arguments: argparse.Namespace) -> ExitCode:
+    """Run the server until it is asked to stop, or until a problem that one line has told."""
+    log = StartupLog()
+    with SignalInbox() as signals:
+        try:
+            return _serve(arguments, signals, log)
+        except StartupError as problem:
+            log.error(problem.message)
+            return problem.exit_code
+        except StopRequestedError:
+            return ExitCode.OK
+
+
+def _serve(arguments: argparse.Namespace, signals: SignalInbox, log: StartupLog) -> ExitCode:
+    names = tuple(arguments.served_model_name or (default_served_name(arguments.model),))
+    log.header(metadata.version("octavo"), names[0])
+    request = ModelRequest(
+        model=arguments.model,
+        served_model_names=names,
+        max_model_len=arguments.max_model_len,
+        dtype=None if arguments.dtype == "auto" else Dtype(arguments.dtype),
+    )
+    cache_directory = Path(arguments.cache_dir) if arguments.cache_dir else default_cache_directory()
+    model = resolve_model(request, cache_directory.absolute(), HelperRunner(signals), log)
+    with create_ipc_directory() as ipc_directory:
+        config = EngineConfig(
+            model=model,
+            ipc_directory=str(ipc_directory.path),
+            worker_module=arguments.worker_module,
+            **sections_of(arguments),
+        )
+        return Supervisor(config, process_specs(config), signals, log).run()
+
+
+def default_cache_directory() -> Path:
+    """Return the cache directory of the XDG rules."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "octavo"
+
+
+def create_ipc_directory() -> OwnedDirectory:
+    """Make the private directory of the sockets, in the first place that is writable and has a short enough path."""
+    problems = []
+    for place in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - 0700 inside
+        path = f"{place}/{IPC_PREFIX}01234567{LONGEST_SOCKET_NAME}"
+        if place.startswith("/") and len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and Path(place).is_dir():
+            try:
+                return OwnedDirectory.create(Path(place), IPC_PREFIX)
+            except OSError as problem:
+                problems.append(f"{place}: {problem.strerror}")
+    raise StartupError(
+        ExitCode.FAILURE,
+        f"no place for the sockets ({'; '.join(problems) or 'all paths are too long'}); "
+        "set XDG_RUNTIME_DIR or TMPDIR to a short, writable directory",
+    )
