@@ -8,10 +8,12 @@ with 0, whenever that was.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -67,10 +69,15 @@ def is_loopback(host: str) -> bool:
 
 def serve(arguments: argparse.Namespace) -> ExitCode:
     """Run the server until it is asked to stop, or until a problem that one line has told."""
+    return run_guarded(lambda signals, log: _serve(arguments, signals, log))
+
+
+def run_guarded(run: Callable[[SignalInbox, StartupLog], ExitCode]) -> ExitCode:
+    """Call `run`; turn a problem into its line and exit code, and a request to stop into success."""
     log = StartupLog()
     with SignalInbox() as signals:
         try:
-            return _serve(arguments, signals, log)
+            return run(signals, log)
         except StartupError as problem:
             log.error(problem.message)
             return problem.exit_code
@@ -108,7 +115,10 @@ def default_cache_directory() -> Path:
 def create_ipc_directory() -> OwnedDirectory:
     """Make the private directory of the sockets, in the first place that is writable and has a short enough path."""
     problems = []
-    for place in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - 0700 inside
+    places = [os.environ.get("XDG_RUNTIME_DIR", "")]
+    with contextlib.suppress(FileNotFoundError):  # no temporary directory is usable
+        places.append(tempfile.gettempdir())
+    for place in (*places, "/tmp"):  # noqa: S108 - the new directory is private
         path = f"{place}/{IPC_PREFIX}01234567{LONGEST_SOCKET_NAME}"
         if place.startswith("/") and len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and Path(place).is_dir():
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -75,9 +76,9 @@ class Location(NamedTuple):
 
 
 def default_served_name(model: str) -> str:
-    """Return the name that clients use unless told otherwise: an alias or a hub id as it is, of a path its last part."""
+    """Return the name that clients use unless told otherwise: an alias or a hub id itself, the last part of a path."""
     path = Path(model)
-    if model not in ALIASES and (path.exists() or path.suffix == ".gguf"):
+    if model not in ALIASES and (os.path.exists(model) or path.suffix == ".gguf"):  # Path.exists may raise
         path = path.absolute()
         return path.stem if path.suffix == ".gguf" else path.name or model
     return model
