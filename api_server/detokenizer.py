@@ -1,0 +1,47 @@
+"""Output tokens to text, piece by piece, always whole UTF-8.
+
+Invariant: the pieces joined are the same text however the tokens were split into calls, and each piece is final. At
+most one incomplete character (3 bytes) is held back. Bytes that cannot become a character turn into U+FFFD, one for
+each maximal part of a character as in the Unicode standard, section 3.9; an incomplete character at the end is one.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from octavo.api_server.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one output.
+
+    For byte-level tokenizers the joined text equals `Tokenizer.decode(output_token_ids)` exactly. For others it equals
+    what decoding prompt and output together adds to the decoded prompt: the space before the first word stays, since
+    the output continues the prompt. One difference is meant: a run of byte tokens that is not valid UTF-8 as a whole is
+    given by `decode` as one U+FFFD for every byte of the run, here its valid characters survive.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
+        """Begin after `prompt_token_ids`; only the last of them that has text is used."""
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._previous_id = next((each for each in reversed(prompt_token_ids) if self._has_text(each)), None)
+
+    def append(self, token_id: int) -> str:
+        """Return the text that is certain now; empty while a character is incomplete."""
+        if token_id in self._skipped_ids:
+            return ""
+        new_bytes = self._token_bytes.get(token_id, self._previous_id)
+        if new_bytes is None:
+            return ""
+        self._previous_id = token_id
+        return self._utf8.decode(new_bytes)
+
+    def finish(self) -> str:
+        """Return the rest: one U+FFFD when the output ends inside a character, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id not in self._skipped_ids and self._token_bytes.get(token_id, None) is not None
