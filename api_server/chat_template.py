@@ -143,11 +143,15 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
     check_time = staticmethod(_check_time)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
-            for node in source.find_all(kind):
-                call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
-                node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        for node in source.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            _plant_time_check(node)
         return super()._generate(source, *args, **kwargs)
+
+
+def _plant_time_check(node: Any) -> None:
+    """Make a call of `check_time` the first statement of a loop's or macro's body."""
+    call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
+    node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
 
 
 class _GenerationTag(ext.Extension):
