@@ -28,6 +28,7 @@ class ErrorCode(StrEnum):
 
     NEVER_FITS = "never_fits"
     NUMERICAL_ERROR = "numerical_error"
+    INTERNAL_ERROR = "internal_error"
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -71,7 +72,10 @@ class EngineReady(Message, frozen=True):
 
 
 class RequestOutput(Message, frozen=True):
-    """New output of one request. The receiver appends `token_ids` at `first_index` and drops what it already has."""
+    """New output of one request. The receiver appends `token_ids` at `first_index` and drops what it already has.
+
+    With FinishReason.STOP, `stop_token_id` is the last of the output tokens, the EOS or stop token that ended it.
+    """
 
     request_id: str
     first_index: int

@@ -1,0 +1,189 @@
+"""A model without a network: it shows every mistake in scheduling and memory as a wrong token.
+
+Each KV slot holds a 64-bit hash of (token, position, the slot before it, read through the block table). The next token
+is a hash over all slots of the request, gathered through the block table as attention does. So one wrong block, stale
+slot, lost token or wrong num_computed_tokens changes everything that follows. `OracleModel` executes SchedulerOutputs
+as a worker does; `expected_output` says what must come out, from the prompt and the sampling params alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from octavo.protocol.engine_messages import FinishReason
+from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.worker_messages import CachedRequest, ModelRunnerOutput, NewRequest, SchedulerOutput
+
+POISON = 0xDEAD_0BAD_DEAD_0BAD  # in slots that hold nothing valid
+START = 0x5EED  # what the first token finds in the slot before it
+EOS_ODDS = 48  # the model's own choice is EOS about once in so many tokens
+
+_pack_slot = struct.Struct("<QQQ").pack
+_pack_draw = struct.Struct("<QQQQ").pack
+
+
+class ContractError(AssertionError):
+    """A step that no worker could execute."""
+
+
+def _hash64(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def slot_value(token_id: int, position: int, previous: int) -> int:
+    """What the KV slot of a token holds."""
+    return _hash64(_pack_slot(token_id, position, previous))
+
+
+def choose_token(
+    context_hash: int, params: SamplingParams, output_index: int, vocab_size: int, eos_token_ids: Sequence[int]
+) -> int:
+    """The token at `output_index` after a context with this hash. Temperature 0 takes no notice of the seed."""
+    draw = context_hash
+    if not params.is_greedy:
+        draw = _hash64(_pack_draw(context_hash, params.seed, params.choice_index, output_index))
+    token_id = draw % vocab_size
+    if eos_token_ids and (draw >> 40) % EOS_ODDS == 0:
+        token_id = eos_token_ids[(draw >> 32) % len(eos_token_ids)]
+    if output_index < params.min_tokens:
+        masked = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        if not masked.issuperset(range(vocab_size)):
+            while token_id in masked:
+                token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def expected_output(
+    prompt_token_ids: Sequence[int],
+    sampling_params: SamplingParams,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    max_model_len: int,
+) -> tuple[list[int], FinishReason]:
+    """The output of a request that fits, and why it ends."""
+    context = blake2b(digest_size=8)
+    value, position = START, 0
+    output: list[int] = []
+
+    def compute(token_id: int) -> None:
+        nonlocal value, position
+        value = slot_value(token_id, position, value)
+        position += 1
+        context.update(value.to_bytes(8, "little"))
+
+    for token_id in prompt_token_ids:
+        compute(token_id)
+    stop_token_ids = {*sampling_params.stop_token_ids, *(() if sampling_params.ignore_eos else eos_token_ids)}
+    while True:
+        context_hash = int.from_bytes(context.digest(), "little")
+        token_id = choose_token(context_hash, sampling_params, len(output), vocab_size, eos_token_ids)
+        output.append(token_id)
+        if token_id in stop_token_ids and len(output) > sampling_params.min_tokens:
+            return output, FinishReason.STOP
+        if len(output) == sampling_params.max_tokens or len(prompt_token_ids) + len(output) == max_model_len:
+            return output, FinishReason.LENGTH
+        compute(token_id)
+
+
+class Row:
+    """What a worker keeps of one request."""
+
+    def __init__(self, new: NewRequest) -> None:
+        self.token_ids = [*new.prompt_token_ids, *new.output_token_ids]
+        self.num_prompt_tokens = len(new.prompt_token_ids)
+        self.sampling_params = new.sampling_params
+        self.block_table = list(new.block_ids)
+        self.num_computed_tokens = new.num_computed_tokens
+
+
+class OracleModel:
+    """KV memory and rows of one worker."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, eos_token_ids: Sequence[int], max_num_seqs: int
+    ) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.max_num_seqs = max_num_seqs
+        self.slots = array("Q", [POISON]) * (num_blocks * block_size)
+        self.rows: dict[str, Row] = {}
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; raise ContractError for one that makes no sense."""
+        for request_id in step.dropped_request_ids:
+            self._drop(request_id)
+        for new in step.new_requests:
+            self._add(new)
+        for cached in step.cached_requests:
+            self._grow(cached)
+        if len(self.rows) > self.max_num_seqs:
+            raise ContractError(f"{len(self.rows)} rows, but at most {self.max_num_seqs} are allowed")
+        sampled_token_ids: dict[str, list[int]] = {}
+        for request_id, num_tokens in step.num_scheduled_tokens.items():
+            row = self._row(request_id)
+            self._compute(row, num_tokens)
+            if row.num_computed_tokens == len(row.token_ids):
+                sampled_token_ids[request_id] = [self._sample(row)]
+        return ModelRunnerOutput(step.step_id, sampled_token_ids)
+
+    def _row(self, request_id: str) -> Row:
+        if request_id not in self.rows:
+            raise ContractError(f"{request_id} has no row")
+        return self.rows[request_id]
+
+    def _drop(self, request_id: str) -> None:
+        self._poison(self._row(request_id).block_table)
+        del self.rows[request_id]
+
+    def _add(self, new: NewRequest) -> None:
+        if new.request_id in self.rows:
+            raise ContractError(f"{new.request_id} has a row already")
+        row = self.rows[new.request_id] = Row(new)
+        self._poison(row.block_table[-(-row.num_computed_tokens // self.block_size) :])
+
+    def _grow(self, cached: CachedRequest) -> None:
+        self._poison(cached.new_block_ids)
+        self._row(cached.request_id).block_table += cached.new_block_ids
+
+    def _poison(self, block_ids: Sequence[int]) -> None:
+        poison = array("Q", [POISON]) * self.block_size
+        for block_id in block_ids:
+            self.slots[block_id * self.block_size : (block_id + 1) * self.block_size] = poison
+
+    def _slot(self, row: Row, position: int) -> int:
+        block_index, offset = divmod(position, self.block_size)
+        if block_index >= len(row.block_table):
+            raise ContractError(f"the block table does not cover position {position}")
+        return row.block_table[block_index] * self.block_size + offset
+
+    def _compute(self, row: Row, num_tokens: int) -> None:
+        start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
+        if num_tokens < 1 or end > len(row.token_ids):
+            raise ContractError(f"tokens {start} to {end} of {len(row.token_ids)} were scheduled")
+        for position in range(start, end):
+            previous = self.slots[self._slot(row, position - 1)] if position else START
+            self.slots[self._slot(row, position)] = slot_value(row.token_ids[position], position, previous)
+        row.num_computed_tokens = end
+
+    def _sample(self, row: Row) -> int:
+        """Choose the next token from the gathered context and append it to the row."""
+        context = blake2b(digest_size=8)
+        num_left = row.num_computed_tokens
+        for block_id in row.block_table[: -(-num_left // self.block_size)]:
+            start = block_id * self.block_size
+            context.update(self.slots[start : start + min(self.block_size, num_left)].tobytes())
+            num_left -= self.block_size
+        output_index = len(row.token_ids) - row.num_prompt_tokens
+        token_id = choose_token(
+            int.from_bytes(context.digest(), "little"),
+            row.sampling_params,
+            output_index,
+            self.vocab_size,
+            self.eos_token_ids,
+        )
+        row.token_ids.append(token_id)
+        return token_id
