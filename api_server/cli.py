@@ -26,6 +26,7 @@ from octavo.api_server.supervisor import Supervisor, process_specs
 from octavo.protocol.config import Dtype, EngineConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
+MAX_SERVED_NAMES = 32  # with their longest length a Launch still fits into an empty pipe, so no write waits
 IPC_PREFIX = "octavo-ipc-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), less its end
 LONGEST_SOCKET_NAME = "/engine"
@@ -54,6 +55,8 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
             f"argument --host: {host!r} can be reached from other machines and there is no API key yet; use 127.0.0.1, "
             "put an authenticating proxy in front, or say --insecure-public-bind"
         )
+    if len(arguments.served_model_name or ()) > MAX_SERVED_NAMES:
+        parser.error(f"argument --served-model-name: at most {MAX_SERVED_NAMES} names, got more")
     chunk = sections["scheduler"].max_tokens_per_request
     if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
         parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 def import_gguf(gguf_file: str, target_directory: str) -> str:
     """Write the files that describe `gguf_file` into `target_directory`; raises StartupError naming the file."""
     path, target = Path(gguf_file), Path(target_directory)
-    os.umask(0o077)
     header = read_gguf_header(path)
     try:
         _check_supported(header)

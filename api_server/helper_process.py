@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -11,8 +12,9 @@ from octavo.protocol.lifecycle import ExitCode, Failed, StartupError, encode_sta
 def run_helper(main: Callable[..., str]) -> None:
     """Call `main` with the command line's arguments, print what it returns, and end the process.
 
-    A problem is printed as a Failed status, and the exit status is its exit code.
+    A problem is printed as a Failed status, and the exit status is its exit code. What it writes is for its user only.
     """
+    os.umask(0o077)
     try:
         output, exit_code = main(*sys.argv[1:]), ExitCode.OK
     except StartupError as problem:

@@ -23,7 +23,7 @@ def convert(source_directory: str, target_directory: str) -> str:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         tokenizer.save_pretrained(target)
     except Exception as problem:
-        raise _unusable(source, f"{type(problem).__name__}: {problem}") from problem
+        raise _unusable(source, f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}") from problem
     if not (target / "tokenizer.json").is_file():
         raise _unusable(source, "it has no form that can be written as tokenizer.json")
     for name in COPIED:

@@ -1,0 +1,153 @@
+"""The command line: what it accepts, what it refuses and how, and that it answers before anything heavy loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_process import OCTAVO
+
+from octavo.api_server import cli
+from octavo.api_server.options import FLAGS, KV_SIZE_FLAGS, build_parser, sections_of
+from octavo.protocol.config import ApiConfig, CacheConfig, ParallelConfig, SchedulerConfig
+from octavo.protocol.lifecycle import ExitCode, StartupError
+
+HEAVY = {"torch", "transformers", "numpy", "aiohttp", "zmq", "tokenizers", "gguf", "huggingface_hub", "jinja2"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([OCTAVO, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def sections(*arguments: str) -> dict[str, object]:
+    return sections_of(build_parser().parse_args(["serve", "m", *arguments]))
+
+
+def test_without_flags_the_config_has_its_own_defaults() -> None:
+    assert sections() == {
+        "api": ApiConfig(),
+        "scheduler": SchedulerConfig(),
+        "cache": CacheConfig(),
+        "parallel": ParallelConfig(),
+    }
+
+
+def test_flags_become_the_config() -> None:
+    found = sections(
+        *("--host", "127.0.0.2", "--port", "0", "--request-timeout", "5", "--drain-grace", "0", "--log-requests"),
+        *("--max-num-seqs", "3", "--max-tokens-per-request", "7", "--max-steps-in-flight", "1", "--threads", "2"),
+        *("--block-size", "32", "--gpu-memory-utilization", "0.9", "--kv-cache-memory", "1.5GiB"),
+        *("--tensor-parallel-size", "1"),
+    )
+    assert found["api"] == ApiConfig(
+        host="127.0.0.2", port=0, request_timeout_s=5.0, drain_grace_s=0.0, log_requests=True
+    )
+    assert found["scheduler"] == SchedulerConfig(max_num_seqs=3, max_tokens_per_request=7, max_steps_in_flight=1)
+    assert found["parallel"] == ParallelConfig(num_threads=2)
+    assert found["cache"] == CacheConfig(block_size=32, memory_utilization=0.9, kv_cache_bytes=3 * 2**29)
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), [("4096", 4096), ("512MiB", 2**29), ("2GiB", 2**31), ("1 KiB", 1024)])
+def test_sizes_have_units(text: str, num_bytes: int) -> None:
+    assert sections("--kv-cache-memory", text)["cache"] == CacheConfig(kv_cache_bytes=num_bytes)
+
+
+@pytest.mark.parametrize("flag", [name for flag in (*FLAGS, *KV_SIZE_FLAGS) for name in flag.names if name != "--host"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "nan", "inf", "1e999", "99999999999999999999999", "None"])
+def test_no_flag_takes_nonsense(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build_parser().parse_args(["serve", "m", f"{flag}={value}"])
+    assert ended.value.code == ExitCode.USAGE
+    message = capsys.readouterr().err
+    assert message.startswith("octavo: error: argument ")
+    assert flag in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve"], "MODEL"),
+        ([], "command"),
+        (["serve", "m", "--max-num-seq", "3"], "--max-num-seq"),
+        (["serve", "m", "--dtype", "int8"], "--dtype"),
+        (["serve", "m", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+        (["serve", "m", "--host", "0.0.0.0"], "--insecure-public-bind"),  # noqa: S104
+        (["serve", "m", "--host", "example.org"], "--insecure-public-bind"),
+        (["serve", "m", "--served-model-name", " "], "--served-model-name"),
+        (["serve", "m", *(["--served-model-name", "a"] * 33)], "--served-model-name"),
+        (["serve", "m", "--max-tokens-per-request", "9", "--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
+        (["serve", "m", "--kv-cache-memory", "1GiB", "--num-device-blocks", "8"], "--kv-cache-memory"),
+    ],
+)
+def test_a_usage_error_is_one_line_that_names_the_flag(arguments: list[str], named: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == ExitCode.USAGE
+    assert result.stderr.startswith("octavo: error: ")
+    assert named in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, "octavo 0.1.0\n")
+
+
+def test_importing_the_command_loads_nothing_heavy() -> None:
+    program = "import sys; before = set(sys.modules); import octavo.api_server.cli; print(*set(sys.modules) - before)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert not {name.split(".")[0] for name in loaded.split()} & HEAVY
+
+
+@pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", True), ("::1", True), ("localhost", True)])
+def test_loopback_hosts(host: str, expected: bool) -> None:
+    assert cli.is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", ""])  # noqa: S104
+def test_public_hosts(host: str) -> None:
+    assert not cli.is_loopback(host)
+
+
+def test_the_cache_directory_follows_the_xdg_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.default_cache_directory() == tmp_path / "octavo"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/paths/are/ignored")
+    assert cli.default_cache_directory() == Path.home() / ".cache/octavo"
+
+
+def test_the_socket_directory_is_private_and_its_path_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    too_long = tmp_path / ("x" * 100)
+    too_long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(too_long))
+    with cli.create_ipc_directory() as directory:
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+        assert len(os.fsencode(f"{directory.path}/engine")) <= 107
+    assert not directory.path.exists()
+
+
+def test_without_a_place_for_sockets_the_start_fails_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cli.OwnedDirectory, "create", fail)
+    with pytest.raises(StartupError, match="XDG_RUNTIME_DIR"):
+        cli.create_ipc_directory()
+
+
+def test_closed_standard_streams_are_survived() -> None:
+    result = subprocess.run(
+        ["/bin/sh", "-c", f"exec {OCTAVO} serve /nowhere <&- >&- 2>&-"], check=False, timeout=60, close_fds=False
+    )
+    assert result.returncode == ExitCode.MODEL_NOT_FOUND
+
+
+def test_a_broken_stderr_is_survived() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([OCTAVO, "serve", "/nowhere"], stderr=writer, check=False, timeout=60)
+    os.close(writer)
+    assert result.returncode == ExitCode.MODEL_NOT_FOUND
