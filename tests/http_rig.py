@@ -110,7 +110,7 @@ class Rig:
     async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait for `condition`, which must come true."""
         async with asyncio.timeout(timeout_s):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread
                 await asyncio.sleep(0.005)
 
 
