@@ -1,0 +1,121 @@
+"""Weights from a GGUF file, by the index that the importer left beside config.json.
+
+The index says where each tensor lies, so the file itself is only mapped. Two things differ from a Hugging Face
+checkpoint: the names, and the order of the query and key rows. llama.cpp rotates neighbouring pairs of a head where
+Hugging Face rotates the two halves, so the converter to GGUF interleaves the halves; here they are set apart again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+
+from octavo.protocol.model_files import GGUF_INDEX_FILE, GgufIndex, GgufTensor
+from octavo.worker.dequantize import PLAIN_DTYPES, block_layout, dequantize
+from octavo.worker.models.config import LlamaConfig
+from octavo.worker.models.rope_config import RopeType
+from octavo.worker.stored_tensor import StoredTensor, bad_weights, map_file
+
+ROPE_FACTORS = "rope_freqs.weight"
+MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+MODEL_PATTERN = re.compile(r"(\w+)\.(weight|bias)")
+
+
+def hugging_face_name(gguf_name: str) -> str:
+    """Return the name that the model's layers know; a name without counterpart is returned as it is."""
+    if (match := LAYER_PATTERN.fullmatch(gguf_name)) and match[2] in LAYER_NAMES:
+        return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+    if (match := MODEL_PATTERN.fullmatch(gguf_name)) and match[1] in MODEL_NAMES:
+        return f"{MODEL_NAMES[match[1]]}.{match[2]}"
+    return gguf_name
+
+
+def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Undo the interleaving: within each head, rows 0, 2, 4, ... come first, then 1, 3, 5, ...; [rows, ...]."""
+    pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _read(data: torch.Tensor, tensor: GgufTensor, num_interleaved_heads: int | None) -> torch.Tensor:
+    weights = dequantize(data, tensor.quantization, tensor.shape)
+    return weights if num_interleaved_heads is None else separate_halves(weights, num_interleaved_heads)
+
+
+def _check(tensor: GgufTensor, origin: str, file_num_bytes: int) -> None:
+    layout = block_layout(tensor.quantization)
+    if layout is None:
+        raise bad_weights(f"{origin} has type {tensor.quantization}, which is not supported")
+    if not tensor.shape or tensor.shape[-1] % layout.num_weights:
+        raise bad_weights(f"{origin}: rows of {list(tensor.shape)} are not whole blocks of {tensor.quantization}")
+    num_bytes = math.prod(tensor.shape) // layout.num_weights * layout.num_bytes
+    if tensor.num_bytes != num_bytes:
+        raise bad_weights(
+            f"{origin} of {tensor.quantization} {list(tensor.shape)} needs {num_bytes} bytes, "
+            f"the index gives {tensor.num_bytes}"
+        )
+    if tensor.offset_bytes < 0 or tensor.offset_bytes + tensor.num_bytes > file_num_bytes:
+        raise bad_weights(
+            f"{origin} ends at byte {tensor.offset_bytes + tensor.num_bytes}, the file has {file_num_bytes}: "
+            f"it is truncated"
+        )
+
+
+def _read_index(directory: str) -> GgufIndex:
+    path = Path(directory) / GGUF_INDEX_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=GgufIndex)
+    except OSError as problem:
+        raise bad_weights(f"{path}: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise bad_weights(f"{path}: {problem}") from problem
+
+
+def open_gguf(index_directory: str, gguf_path: str, config: LlamaConfig) -> dict[str, StoredTensor]:
+    """Return the tensors of `gguf_path` by their Hugging Face names, checked against the index and the file's size.
+
+    Raises StartupError(BAD_WEIGHTS) naming the file and, where there is one, the tensor.
+    """
+    index, path = _read_index(index_directory), Path(gguf_path)
+    mapped = map_file(path)
+    interleaved_heads = {"attn_q": config.num_query_heads, "attn_k": config.num_kv_heads}
+    tensors: dict[str, StoredTensor] = {}
+    for tensor in index.tensors:
+        origin = f"{path}: tensor {tensor.name}"
+        if tensor.name == ROPE_FACTORS:
+            _check_rope_factors(config, origin)
+            continue
+        _check(tensor, origin, len(mapped))
+        name = hugging_face_name(tensor.name)
+        match = LAYER_PATTERN.fullmatch(tensor.name)
+        num_heads = interleaved_heads.get(match[2]) if match else None
+        data = mapped[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
+        dtype = PLAIN_DTYPES.get(tensor.quantization, torch.float32)
+        tensors[name] = StoredTensor(name, tensor.shape, dtype, origin, partial(_read, data, tensor, num_heads))
+    if len(mapped) != index.file_num_bytes:
+        raise bad_weights(f"{path} has {len(mapped)} bytes, it had {index.file_num_bytes} when it was imported")
+    return tensors
+
+
+def _check_rope_factors(config: LlamaConfig, origin: str) -> None:
+    """The importer turns this tensor into options of config.json; without them every position would be wrong."""
+    if config.rope.rope_type not in (RopeType.FREQUENCY_FACTORS, RopeType.LLAMA3):
+        raise bad_weights(
+            f"{origin} scales the rotary frequencies, but config.json has rope type {config.rope.rope_type}"
+        )

@@ -1,0 +1,18 @@
+"""Which class builds which architecture.
+
+The names alone, which need no torch, are `models.config.SUPPORTED_ARCHITECTURES`; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.worker.models.config import LlamaConfig
+from octavo.worker.models.llama import LlamaForCausalLM
+
+ARCHITECTURES = {"LlamaForCausalLM": LlamaForCausalLM}
+
+
+def build_model(config: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+    """Return the model with unset weights; on the meta device it takes no memory."""
+    return ARCHITECTURES[config.architecture](config, num_positions, dtype, device)

@@ -1,0 +1,120 @@
+"""The worker process: loads the model, takes its memory, then runs one step after the other until it is ended.
+
+It starts in phases that it reports (weights, memory), tells the engine core how many blocks there are, and then only
+answers steps, in the order in which they come. A frame that is not a step is logged and dropped. Anything unexpected
+ends the process: the supervisor starts it anew, and requests resume from their logs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from octavo.protocol.codec import decode_scheduler_output, encode
+from octavo.protocol.config import EngineConfig
+from octavo.protocol.lifecycle import ExitCode, Launch, Reporter, StartupError
+from octavo.protocol.transport import Connection, Receiver
+from octavo.protocol.worker_messages import WorkerReady
+from octavo.worker.device import (
+    MIB,
+    free_memory_bytes,
+    select_device,
+    select_dtype,
+    set_threads,
+)
+from octavo.worker.kv_cache import allocate_kv_cache, block_num_bytes, describe_kv_cache, plan_num_blocks
+from octavo.worker.largest_step import measure_largest_step_bytes
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.models.config import LlamaConfig
+from octavo.worker.models.llama import LlamaForCausalLM
+from octavo.worker.request_states import RequestStates
+from octavo.worker.sampler import Sampler
+from octavo.worker.weight_loader import load_model, weights_num_bytes
+
+logger = logging.getLogger(__name__)
+
+
+def _check_vocab_size(config: EngineConfig, model_config: LlamaConfig) -> None:
+    """Token ids are checked against the one number, and index a table of the other."""
+    if config.model.vocab_size != model_config.vocab_size:
+        raise StartupError(
+            ExitCode.BAD_WEIGHTS,
+            f"{config.model.path}: vocab_size is {model_config.vocab_size} in config.json, "
+            f"the server was started for {config.model.vocab_size}",
+        )
+
+
+def _load_weights(
+    config: EngineConfig, model_config: LlamaConfig, device: torch.device, reporter: Reporter
+) -> tuple[LlamaForCausalLM, torch.dtype]:
+    dtype, reason = select_dtype(config.model.dtype, model_config.dtype)
+    model = load_model(config.model, model_config, dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    size = f"{weights_num_bytes(model) / MIB:.0f} MiB"
+    notes = [config.model.weights_format, name, size, *([reason] if reason else [])]
+    reporter.progress("weights", ", ".join(notes))
+    return model, dtype
+
+
+def _prepare_memory(
+    config: EngineConfig,
+    model: LlamaForCausalLM,
+    sampler: Sampler,
+    dtype: torch.dtype,
+    device: torch.device,
+    reporter: Reporter,
+) -> torch.Tensor:
+    """Measure, then allocate the KV cache."""
+    free_bytes = free_memory_bytes()
+    step_bytes = measure_largest_step_bytes(model, sampler, config, dtype, device)
+    block_size = config.cache.block_size
+    block_bytes = block_num_bytes(model.config, block_size, dtype)
+    num_blocks = plan_num_blocks(config.cache, block_bytes, config.model.max_model_len, free_bytes, step_bytes)
+    kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, dtype, device)
+    reporter.progress(
+        "memory",
+        f"{free_bytes / MIB:.0f} MiB free, largest step {step_bytes / MIB:.0f} MiB, "
+        f"{describe_kv_cache(num_blocks, block_size, kv_cache.nbytes)}",
+    )
+    return kv_cache
+
+
+def build_runner(config: EngineConfig, model_config: LlamaConfig, reporter: Reporter) -> ModelRunner:
+    """Do all of the start but for the socket; raises StartupError."""
+    _check_vocab_size(config, model_config)
+    device = select_device(config.parallel)
+    num_threads = set_threads(config.parallel)
+    logger.info("%s with %d threads", device, num_threads)
+    model, dtype = _load_weights(config, model_config, device, reporter)
+    sampler = Sampler(model_config.vocab_size, config.model.eos_token_ids, device)
+    kv_cache = _prepare_memory(config, model, sampler, dtype, device, reporter)
+    states = RequestStates(config.scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size)
+    return ModelRunner(model, kv_cache, sampler, states)
+
+
+def serve_frame(runner: ModelRunner, connection: Receiver, frame: bytes) -> None:
+    """Run the step in `frame` and send its result; a frame that is not a step is dropped.
+
+    Raises RuntimeError when the engine core takes no results any more.
+    """
+    try:
+        step = decode_scheduler_output(frame)
+    except ValueError:  # msgspec's errors and bad UTF-8 both are one
+        logger.warning("dropped a frame of %d bytes that is not a step", len(frame))
+        return
+    if not connection.send(encode(runner.execute(step))):
+        raise RuntimeError("the engine core takes no results")
+
+
+def run_worker(launch: Launch, model_config: LlamaConfig, reporter: Reporter) -> None:
+    """Start, report ready, and serve steps until the process is ended; raises StartupError."""
+    runner = build_runner(launch.config, model_config, reporter)
+    num_blocks = runner.kv_cache.shape[2]
+    connection = Connection(launch.config.worker_address, f"worker-{launch.index}")
+    connection.send(encode(WorkerReady(launch.index, num_blocks)))
+    reporter.ready(f"{num_blocks} KV blocks")
+    while True:
+        frame = connection.receive(timeout_s=None)
+        if frame is not None:
+            serve_frame(runner, connection, frame)
