@@ -144,7 +144,7 @@ def num_usable_blocks(config: EngineConfig, workers: Sequence[WorkerReady]) -> i
     if num_blocks < 1:
         raise StartupError(
             ExitCode.OUT_OF_MEMORY,
-            "there is no memory for KV blocks: raise --memory-utilization or --kv-cache-memory, or take a smaller model",
+            "there is no memory for KV blocks: raise --memory-utilization or --kv-cache-memory, or use a smaller model",
         )
     num_tokens = num_blocks * config.cache.block_size
     if num_tokens < config.model.max_model_len - 1:  # the last token of a request is never computed

@@ -5,12 +5,13 @@ It speaks to the engine core and the supervisor as the real worker does, and loa
 
 from __future__ import annotations
 
+from oracle import OracleModel
+
 from octavo.protocol.codec import decode_scheduler_output, encode
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.lifecycle import Launch, Reporter, run_child
 from octavo.protocol.transport import Connection, Receiver
 from octavo.protocol.worker_messages import WorkerReady
-from oracle import OracleModel
 
 DEFAULT_NUM_BLOCKS = 4096
 

@@ -1,0 +1,309 @@
+"""What the scheduler promises, one scenario at a time."""
+
+import pytest
+from scheduler_harness import SchedulerHarness, expected, make_config, make_scheduler
+
+from octavo.engine_core.admission_policy import has_room
+from octavo.engine_core.invariants import InvariantError
+from octavo.engine_core.request import Request, RequestStatus
+from octavo.engine_core.scheduler import UnexpectedResultError
+from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason
+from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.worker_messages import ModelRunnerOutput
+
+
+def harness_with(**config):
+    return SchedulerHarness(make_config(**{"eos_token_ids": (), **config}))
+
+
+def add(scheduler, request_id="a", prompt=(5, 6, 7), **params):
+    return scheduler.add(AddRequest(request_id, list(prompt), SamplingParams(**{"max_tokens": 8, **params}), 0.0))
+
+
+def step_and_answer(scheduler, token_id):
+    """One plain step in which every request samples `token_id`."""
+    step = scheduler.schedule()
+    return scheduler.update(ModelRunnerOutput(step.step_id, {i: [token_id] for i in step.num_scheduled_tokens}))
+
+
+def test_chunks_then_decode_are_one_equation():
+    harness = harness_with(max_num_batched_tokens=4)
+    harness.new("a", range(10), max_tokens=3)
+    scheduled = []
+    while (step := harness.schedule()) is not None:
+        scheduled.append(step.num_scheduled_tokens["a"])
+        harness.deliver()
+    assert scheduled == [4, 4, 2, 1, 1]
+    harness.check_outputs()
+
+
+def test_decodes_and_chunks_share_a_step_and_its_budget():
+    harness = harness_with(max_num_batched_tokens=8, max_tokens_per_request=5, max_steps_in_flight=1)
+    harness.new("old", range(4), arrival_time_s=0, max_tokens=9)
+    harness.schedule()
+    harness.deliver()
+    harness.new("long", range(20), arrival_time_s=1, max_tokens=9)
+    harness.new("next", range(20), arrival_time_s=2, max_tokens=9)
+    assert harness.schedule().num_scheduled_tokens == {"old": 1, "long": 5, "next": 2}
+
+
+def test_the_second_step_goes_out_before_the_first_result():
+    harness = harness_with()
+    log = harness.new("a", range(3), max_tokens=2)
+    assert harness.schedule().num_scheduled_tokens == {"a": 3}
+    assert harness.schedule().num_scheduled_tokens == {"a": 1}
+    assert harness.schedule() is None, "its last token is pending"
+    harness.deliver()
+    assert len(log.output_token_ids) == 1
+    harness.deliver()
+    assert log.finish_reason is FinishReason.LENGTH
+
+
+def test_a_step_too_many_is_dropped_when_the_request_has_stopped():
+    """With EOS at the first token, the step that was sent ahead computed for nothing."""
+    config = make_config()
+    prompt = next([n, 1] for n in range(10_000) if expected(config, AddRequest("a", [n, 1], STOPPER, 0))[0] == [2])
+    harness = SchedulerHarness(config)
+    log = harness.add(AddRequest("a", prompt, STOPPER, 0.0))
+    harness.schedule()
+    harness.schedule()
+    harness.deliver()
+    assert (log.output_token_ids, log.finish_reason) == ([2], FinishReason.STOP)
+    harness.deliver()
+    harness.scheduler.check_idle()
+
+
+STOPPER = SamplingParams(max_tokens=50, temperature=0.0)
+
+
+def test_rows_are_dropped_with_the_next_step():
+    harness = harness_with(max_steps_in_flight=1)
+    harness.new("a", range(3), max_tokens=5)
+    harness.schedule()
+    harness.deliver()
+    harness.abort(["a"])
+    assert harness.scheduler.kv_cache_manager.num_used_blocks == 0
+    assert harness.schedule() is None
+    harness.new("a", range(3), max_tokens=1)
+    step = harness.schedule()
+    assert step.dropped_request_ids == ["a"]
+    assert [new.request_id for new in step.new_requests] == ["a"]
+    harness.run()
+    harness.check_outputs()
+
+
+def test_a_token_of_an_aborted_request_does_not_reach_its_namesake():
+    harness = harness_with()
+    harness.new("a", range(3), max_tokens=5)
+    harness.schedule()
+    harness.abort(["a"])
+    log = harness.new("a", [9, 9], max_tokens=5)
+    harness.deliver()
+    assert log.output_token_ids == []
+    harness.run()
+    harness.check_outputs()
+
+
+def test_a_preempted_request_still_gets_the_token_in_flight():
+    harness = harness_with(block_size=1, num_device_blocks=12)
+    old = harness.new("old", range(4), arrival_time_s=0, max_tokens=8)
+    young = harness.new("young", range(4), arrival_time_s=1, max_tokens=8)
+    while harness.scheduler.counters.num_preemptions == 0:
+        if harness.can_schedule():
+            harness.schedule()
+        else:
+            harness.deliver()
+    (request,) = harness.scheduler.waiting.members.values()
+    assert request.request_id == "young"
+    assert request.num_pending_tokens == 1
+    num_tokens = len(young.output_token_ids)
+    while request.num_pending_tokens:
+        harness.deliver()
+    assert len(young.output_token_ids) == num_tokens + 1
+    harness.run()
+    assert old.finish_reason is young.finish_reason is FinishReason.LENGTH
+    harness.check_outputs()
+
+
+def test_an_older_request_that_comes_later_runs_before_younger_ones():
+    harness = harness_with(max_steps_in_flight=1)
+    harness.new("young", range(4), arrival_time_s=5, max_tokens=8)
+    harness.schedule()
+    harness.deliver()
+    harness.new("old", range(4), arrival_time_s=1, max_tokens=8)
+    harness.schedule()
+    assert [request.request_id for request in harness.scheduler.running] == ["old", "young"]
+    harness.deliver()
+    assert list(harness.schedule().num_scheduled_tokens) == ["old", "young"]
+
+
+@pytest.mark.parametrize(
+    ("params", "sampled", "ends"),
+    [
+        ({}, [9, 2], (FinishReason.STOP, 2)),
+        ({"ignore_eos": True, "max_tokens": 3}, [2, 2, 2], (FinishReason.LENGTH, None)),
+        ({"stop_token_ids": (7,)}, [9, 7], (FinishReason.STOP, 7)),
+        ({"stop_token_ids": (7,), "ignore_eos": True}, [2, 7], (FinishReason.STOP, 7)),
+        ({"min_tokens": 2}, [2, 7, 2], (FinishReason.STOP, 2)),
+        ({"min_tokens": 1, "stop_token_ids": (7,)}, [7, 7], (FinishReason.STOP, 7)),
+        ({"max_tokens": 2}, [9, 2], (FinishReason.STOP, 2)),
+        ({"max_tokens": 2}, [9, 9], (FinishReason.LENGTH, None)),
+    ],
+)
+def test_ends_of_a_request(params, sampled, ends):
+    scheduler = make_scheduler(make_config(max_steps_in_flight=1))
+    add(scheduler, **params)
+    for index, token_id in enumerate(sampled):
+        (output,) = step_and_answer(scheduler, token_id)
+        assert (output.first_index, output.token_ids) == (index, [token_id])
+        if index < len(sampled) - 1:
+            assert output.finish_reason is None
+    assert (output.finish_reason, output.stop_token_id) == ends
+    scheduler.check_idle()
+
+
+def test_a_full_context_ends_a_request():
+    harness = harness_with(max_model_len=10)
+    log = harness.new("a", range(7), max_tokens=100)
+    harness.run()
+    assert (len(log.output_token_ids), log.finish_reason) == (3, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "fits"),
+    [(9, 4, True), (9, 5, False), (1, 12, True), (12, 1, True), (12, 2, False)],
+)
+def test_a_request_fits_to_the_last_slot_or_is_refused_at_once(num_prompt_tokens, max_tokens, fits):
+    """Three blocks of four slots; the last token of a request needs none."""
+    harness = harness_with(block_size=4, num_device_blocks=3)
+    log = harness.new("a", range(num_prompt_tokens), max_tokens=max_tokens)
+    if fits:
+        harness.run()
+        assert len(log.output_token_ids) == max_tokens
+    else:
+        assert (log.finish_reason, log.error) == (FinishReason.ERROR, ErrorCode.NEVER_FITS)
+        assert log.error_message == (
+            f"prompt and output may have {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} of prompt); "
+            "they need 4 blocks of 4 tokens, and there are 3"
+        )
+        harness.scheduler.check_idle()
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    harness = harness_with(max_model_len=10)
+    log = harness.new("a", range(10), max_tokens=1)
+    assert log.error is ErrorCode.NEVER_FITS
+    assert log.error_message == "the prompt has 10 tokens; the context of 10 tokens leaves room for at most 9"
+    assert harness.new("b", range(9), max_tokens=5).error is None
+
+
+def test_a_prompt_without_tokens_ends_instead_of_waiting_for_ever():
+    log = harness_with().new("a", [], max_tokens=1)
+    assert (log.finish_reason, log.error) == (FinishReason.ERROR, ErrorCode.INTERNAL_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("output", "finish_reason", "stop_token_id"),
+    [([9, 2], FinishReason.STOP, 2), ([9, 9, 9], FinishReason.LENGTH, None), ([9] * 9, FinishReason.LENGTH, None)],
+)
+def test_a_complete_request_that_is_sent_again_just_ends(output, finish_reason, stop_token_id):
+    scheduler = make_scheduler(make_config())
+    answer = scheduler.add(AddRequest("a", [5], SamplingParams(max_tokens=3), 0.0, output))
+    assert (answer.first_index, answer.token_ids) == (len(output), [])
+    assert (answer.finish_reason, answer.stop_token_id) == (finish_reason, stop_token_id)
+    scheduler.check_idle()
+
+
+def test_a_request_that_failed_alone_ends_with_its_error():
+    scheduler = make_scheduler(make_config())
+    add(scheduler, "bad")
+    add(scheduler, "good")
+    step = scheduler.schedule()
+    scheduler.schedule()
+    outputs = scheduler.update(
+        ModelRunnerOutput(step.step_id, {"good": [9]}, {"bad": ErrorCode.NUMERICAL_ERROR, "else": ErrorCode.NEVER_FITS})
+    )
+    by_id = {output.request_id: output for output in outputs}
+    assert len(outputs) == 2
+    assert (by_id["bad"].finish_reason, by_id["bad"].error) == (FinishReason.ERROR, ErrorCode.NUMERICAL_ERROR)
+    assert by_id["good"].token_ids == [9]
+    assert list(scheduler.requests) == ["good"]
+    scheduler.kv_cache_manager.check()
+
+
+def test_an_error_in_the_middle_of_a_prompt_counts():
+    scheduler = make_scheduler(make_config(max_num_batched_tokens=2))
+    add(scheduler)
+    step = scheduler.schedule()
+    (output,) = scheduler.update(ModelRunnerOutput(step.step_id, {}, {"a": ErrorCode.NUMERICAL_ERROR}))
+    assert output.error is ErrorCode.NUMERICAL_ERROR
+    scheduler.check_idle()
+
+
+@pytest.mark.parametrize("sampled", [{}, {"a": []}, {"a": [1, 2]}])
+def test_a_worker_that_does_not_report_a_token_costs_that_request_only(sampled):
+    scheduler = make_scheduler(make_config())
+    add(scheduler, "a")
+    add(scheduler, "b")
+    step = scheduler.schedule()
+    outputs = scheduler.update(ModelRunnerOutput(step.step_id, {"b": [9], **sampled}))
+    assert [output.error for output in outputs] == [ErrorCode.INTERNAL_ERROR, None]
+    assert list(scheduler.requests) == ["b"]
+
+
+def test_a_result_out_of_order_changes_nothing():
+    scheduler = make_scheduler(make_config())
+    with pytest.raises(UnexpectedResultError):
+        scheduler.update(ModelRunnerOutput(0, {}))
+    add(scheduler)
+    scheduler.schedule()
+    second = scheduler.schedule()
+    with pytest.raises(UnexpectedResultError):
+        scheduler.update(ModelRunnerOutput(second.step_id, {"a": [9]}))
+    assert len(scheduler.steps_in_flight) == 2
+    assert scheduler.requests["a"].num_output_tokens == 0
+
+
+def test_counters_and_gauges():
+    harness = harness_with(block_size=4, num_device_blocks=16, max_num_seqs=1, max_steps_in_flight=1)
+    harness.new("a", range(5), max_tokens=2)
+    harness.new("b", range(5), max_tokens=2)
+    harness.schedule()
+    stats = harness.scheduler.stats()
+    assert (stats.num_running_requests, stats.num_waiting_requests) == (1, 1)
+    assert (stats.num_used_blocks, stats.num_total_blocks) == (2, 16)
+    assert (stats.num_steps, stats.num_scheduled_tokens, stats.num_preemptions) == (1, 5, 0)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.num_running_requests, stats.num_waiting_requests, stats.num_used_blocks) == (0, 0, 0)
+    assert (stats.num_steps, stats.num_scheduled_tokens) == (4, 12)
+
+
+def test_idle_means_that_nothing_is_held():
+    scheduler = make_scheduler(make_config())
+    scheduler.check_idle()
+    scheduler.kv_cache_manager.add_table("leaked", 1)
+    with pytest.raises(InvariantError, match="blocks are held"):
+        scheduler.check_idle()
+    scheduler.kv_cache_manager.free("leaked")
+    add(scheduler)
+    with pytest.raises(InvariantError, match="1 requests, but no step in flight"):
+        scheduler.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("num_needed", "num_free", "num_running", "is_admitted"),
+    [(4, 4, 0, True), (5, 4, 0, False), (4, 5, 1, False), (4, 6, 1, True), (1, 9, 8, False), (1, 10, 8, True)],
+)
+def test_admission_leaves_everyone_a_block_to_grow(num_needed, num_free, num_running, is_admitted):
+    assert has_room(num_needed, num_free, num_running) is is_admitted
+
+
+def test_status_only_moves_along_the_table():
+    request = Request(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0), 0, make_config().model)
+    request.move_to(RequestStatus.RUNNING)
+    request.move_to(RequestStatus.WAITING)
+    request.move_to(RequestStatus.FINISHED)
+    for status in RequestStatus:
+        with pytest.raises(InvariantError):
+            request.move_to(status)
