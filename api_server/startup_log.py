@@ -29,7 +29,7 @@ class StartupLog:
         self.line(f"octavo {version} · {model_name}")
 
     def phase(self, name: str, duration_s: float, detail: str = "") -> None:
-        self.line(f"  {name:<12} {duration_s:6.1f} s  {detail}".rstrip())
+        self.line(f"  {name.replace('_', ' '):<12} {duration_s:6.1f} s  {detail}".rstrip())
 
     def ready(self, url: str) -> None:
         """Say that requests are answered from now on, and how long that took since the command began."""

@@ -163,7 +163,7 @@ class Supervisor:
     def _announce_when_ready(self) -> None:
         if not self.is_serving and all(child.is_ready for child in self.children):
             self.is_serving = True
-            self.log.ready(self.url)
+            self.log.ready(f"{self.url}/v1")
 
     def _raise_first_cause(self, ended: list[ChildProcess]) -> None:
         """Raise what went wrong first: a process that was killed, else one that gives a reason, else one that left.
