@@ -12,7 +12,9 @@ a class per status (an enum and a table of legal transitions say the same in ten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from math import isfinite
 
 from octavo.engine_core.invariants import require
 from octavo.protocol.config import ModelConfig
@@ -34,6 +36,27 @@ LEGAL_TRANSITIONS = {
     RequestStatus.RUNNING: (RequestStatus.WAITING, RequestStatus.FINISHED),
     RequestStatus.FINISHED: (),
 }
+
+
+def why_malformed(command: AddRequest, vocab_size: int) -> str | None:
+    """What is wrong with a request that should have been checked before it came here; None when it is sound.
+
+    The API server checks all that clients send. This second look is at the little that would hurt every request, not
+    only this one: ids that no worker can look up, and a time that has no place in the order.
+    """
+    if not command.prompt_token_ids:
+        return "the prompt has no tokens"
+    if not _are_token_ids(command.prompt_token_ids, vocab_size):
+        return f"prompt_token_ids must be in [0, {vocab_size})"
+    if not _are_token_ids(command.output_token_ids, vocab_size):
+        return f"output_token_ids must be in [0, {vocab_size})"
+    if not isfinite(command.arrival_time_s):
+        return "arrival_time_s must be finite"
+    return None
+
+
+def _are_token_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 
 
 class Request:

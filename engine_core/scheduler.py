@@ -23,7 +23,7 @@ from operator import attrgetter
 from octavo.engine_core.admission_policy import has_room, why_never
 from octavo.engine_core.invariants import require
 from octavo.engine_core.kv_cache_manager import KVCacheManager
-from octavo.engine_core.request import Request, RequestStatus
+from octavo.engine_core.request import Request, RequestStatus, why_malformed
 from octavo.engine_core.request_queue import RequestQueue
 from octavo.engine_core.stats import SchedulerCounters
 from octavo.engine_core.step_plan import StepPlan
@@ -63,15 +63,16 @@ class Scheduler:
     def add(self, command: AddRequest) -> RequestOutput | None:
         """Queue a request; return its one output when it ends here and now.
 
-        That is when it can never fit, or when it was sent again although its output is already complete. A request
-        whose id is live is ignored.
+        That is when it is malformed, when it can never fit, or when it was sent again although its output is already
+        complete. A request whose id is live is ignored.
         """
         if command.request_id in self.requests:
             return None
         self._num_added_requests += 1
         request = Request(command, self._num_added_requests, self.model)
-        if not request.prompt_token_ids:
-            return self._error(request, ErrorCode.INTERNAL_ERROR, "the prompt has no tokens")
+        problem = why_malformed(command, self.model.vocab_size)
+        if problem is not None:
+            return self._error(request, ErrorCode.INTERNAL_ERROR, problem)
         problem = why_never(request, self.model.max_model_len, self.kv_cache_manager)
         if problem is not None:
             return self._error(request, ErrorCode.NEVER_FITS, problem)

@@ -197,9 +197,24 @@ def test_a_prompt_that_fills_the_context_is_refused():
     assert harness.new("b", range(9), max_tokens=5).error is None
 
 
-def test_a_prompt_without_tokens_ends_instead_of_waiting_for_ever():
-    log = harness_with().new("a", [], max_tokens=1)
-    assert (log.finish_reason, log.error) == (FinishReason.ERROR, ErrorCode.INTERNAL_ERROR)
+@pytest.mark.parametrize(
+    ("prompt", "output", "arrival_time_s", "field"),
+    [
+        ([], [], 0.0, "prompt"),
+        ([5, 10_007], [], 0.0, "prompt_token_ids"),
+        ([-1, 5], [], 0.0, "prompt_token_ids"),
+        ([5], [2**40], 0.0, "output_token_ids"),
+        ([5], [-7], 0.0, "output_token_ids"),
+        ([5], [], float("nan"), "arrival_time_s"),
+        ([5], [], float("inf"), "arrival_time_s"),
+    ],
+)
+def test_a_malformed_request_fails_alone(prompt, output, arrival_time_s, field):
+    scheduler = make_scheduler(make_config())
+    answer = scheduler.add(AddRequest("a", prompt, SamplingParams(max_tokens=3), arrival_time_s, output))
+    assert (answer.finish_reason, answer.error) == (FinishReason.ERROR, ErrorCode.INTERNAL_ERROR)
+    assert field in answer.error_message
+    scheduler.check_idle()
 
 
 @pytest.mark.parametrize(
