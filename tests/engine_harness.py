@@ -79,7 +79,7 @@ class ServerThread(Background):
 
 
 class WorkerThread(Background):
-    """An oracle worker. While it is `paused` it reads nothing; before each step it may send `noise`."""
+    """An oracle worker. Set `paused` before the start and it takes no step until it is cleared; it may send `noise`."""
 
     def __init__(self, config: EngineConfig, rank: int = 0, num_blocks: int | None = None) -> None:
         super().__init__(self._work)

@@ -31,11 +31,13 @@ def start(tmp_path):
     """A function that starts a server, its workers and one API server; all are stopped at the end."""
     started = []
 
-    def start(num_workers=1, worker_num_blocks=None, **options):
+    def start(num_workers=1, is_paused=False, **options):
         config = make_config(str(tmp_path), **options)
         config = msgspec.structs.replace(config, parallel=ParallelConfig(tensor_parallel_size=num_workers))
         server = ServerThread(config)
-        workers = [WorkerThread(config, rank, (worker_num_blocks or {}).get(rank)) for rank in range(num_workers)]
+        workers = [WorkerThread(config, rank) for rank in range(num_workers)]
+        if is_paused:
+            workers[0].paused.set()
         api_server = ApiServer(config)
         started.extend([*workers, server])
         for thread in started:
@@ -110,8 +112,7 @@ def test_api_servers_hear_of_their_own_requests_and_all_of_the_state(start):
 
 
 def test_the_state_is_told_after_an_abort_that_no_step_follows(start):
-    _, _, workers, api_server = start(max_num_seqs=1)
-    workers[0].paused.set()
+    _, _, workers, api_server = start(max_num_seqs=1, is_paused=True)
     api_server.add("running", [1, 2, 3])
     api_server.add("waiting", [1, 2, 3])
     api_server.wait_until(lambda: api_server.stats and api_server.stats.num_waiting_requests == 1)
