@@ -85,8 +85,10 @@ class Surroundings:
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers that every answer has."""
         response.headers["X-Request-Id"] = REQUEST_ID.get()
+        response.headers["Server"] = "octavo"
         if self.state.is_ending:
             response.force_close()
+            response.headers["Connection"] = "close"
 
     def _check_host(self, request: web.Request) -> None:
         host = request.headers.get("Host")

@@ -19,7 +19,7 @@ from aiohttp import web
 from octavo.api_server.admission import Admission
 from octavo.api_server.app import error_response, make_app
 from octavo.api_server.engine_client import EngineClient
-from octavo.api_server.errors import ApiError, ErrorKind, shutting_down
+from octavo.api_server.errors import ApiError, ErrorKind, internal_error, shutting_down
 from octavo.api_server.health import Phase, ServerState
 from octavo.api_server.metrics import Metrics
 from octavo.api_server.tokenizer import Tokenizer
@@ -99,6 +99,9 @@ class ApiServer:
                     task.result()
                 if life not in done:
                     raise RuntimeError("a background task ended")
+            except Exception:
+                self.engine.fail_all(internal_error())
+                raise
             finally:
                 for task in (life, *tasks):
                     task.cancel()

@@ -145,6 +145,7 @@ async def running(
     script: Callable[[AddRequest], Script],
     is_ready: bool = True,
     config: EngineConfig | None = None,
+    send_buffer_bytes: int | None = None,
     **api: Any,
 ) -> AsyncIterator[Rig]:
     """A server that listens, and is ready unless told otherwise."""
@@ -152,6 +153,8 @@ async def running(
     tokenizer = Tokenizer.load(config.model.path)
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
+    if send_buffer_bytes is not None:  # connections inherit it
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     with FakeEngine(config.engine_address, script, is_ready) as engine:
         server = ApiServer(config, 0, tokenizer)
