@@ -61,9 +61,12 @@ class Running:
     num_sent: int = 0
     due_s: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self.limit = self.request.sampling_params.max_tokens
+        self.token_ids = list(self.script.token_ids[: self.limit])
+
     def next_output(self) -> RequestOutput:
-        limit = self.request.sampling_params.max_tokens
-        token_ids = list(self.script.token_ids[:limit])
+        token_ids, limit = self.token_ids, self.limit
         first = self.num_sent
         self.num_sent = min(len(token_ids), first + self.script.tokens_per_output)
         is_last = self.num_sent == len(token_ids)
