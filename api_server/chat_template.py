@@ -1,11 +1,11 @@
 """Messages to prompt: renders a model's chat template as transformers' `apply_chat_template` does.
 
 The template is the operator's, the messages are the client's. So the template is compiled once at start and is a
-program with a budget: sandboxed, off the event loop, cut when its time or its output is used up. Time is checked
-between pieces of output and, by a call planted into every loop and macro, at each turn; memory inside a single
-expression is not bounded, because whoever chose the template answers for it. Invariant: whatever messages do to a
-template, the caller sees a ChatTemplateError. Rejected: a helper process (a round trip for each chat, for a program
-that the operator trusts) and an asynchronous exception (needs ctypes, and lands anywhere).
+program with a budget: sandboxed, off the event loop, cut when its time or its output is used up. Time is checked by a
+call planted into every loop and macro, at each turn; memory inside a single expression is not bounded, because whoever
+chose the template answers for it. Invariant: whatever messages do to a template, the caller sees a ChatTemplateError.
+Rejected: a helper process (a round trip for each chat, for a program that the operator trusts) and an asynchronous
+exception (needs ctypes, and lands anywhere).
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class ChatTemplate:
             num_chars_left -= len(piece)
             if num_chars_left < 0:
                 raise BudgetError("output")
-            _check_time()
             pieces.append(piece)
         return "".join(pieces)
 

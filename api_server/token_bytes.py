@@ -16,8 +16,6 @@ from typing import Any, Protocol
 import tokenizers
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-FIRST_NON_ASCII_BYTE = 0x80
-ANCHOR_TEXT = "a"
 
 
 class TokenBytes(Protocol):
@@ -83,13 +81,12 @@ class ContextTokenBytes:
     """Tokens whose text is what the tokenizer's own decoder adds for them after the token before.
 
     Byte tokens are an exception: they are handed out as raw bytes, because a decoder shows an incomplete character as
-    U+FFFD. An anchor stands before everything, so that a decoder never believes that the text begins here.
+    U+FFFD. When a decoder would rewrite the text before, that text stays and the token gives what it gives alone.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, has_byte_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._byte_tokens = _find_byte_tokens(tokenizer) if has_byte_tokens else {}
-        self._anchor = tokenizer.encode(ANCHOR_TEXT, add_special_tokens=False).ids[-1:]
 
     def get(self, token_id: int, previous_id: int | None) -> bytes | None:
         if (raw := self._byte_tokens.get(token_id)) is not None:
@@ -101,9 +98,8 @@ class ContextTokenBytes:
     def _added_text(self, token_id: int, previous_id: int | None) -> str:
         if previous_id is None:
             return self._decode([token_id])
-        context = self._anchor if previous_id in self._byte_tokens else [*self._anchor, previous_id]
-        before = self._decode(context)
-        after = self._decode([*context, token_id])
+        before = self._decode([previous_id])
+        after = self._decode([previous_id, token_id])
         return after[len(before) :] if after.startswith(before) else self._decode([token_id])
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -111,7 +107,5 @@ class ContextTokenBytes:
 
 
 def _find_byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """Return the tokens for single bytes that are not characters of their own (ASCII ones decode like text)."""
     matches = ((token_id, BYTE_TOKEN.fullmatch(token)) for token, token_id in tokenizer.get_vocab().items())
-    values = {token_id: int(match[1], 16) for token_id, match in matches if match}
-    return {token_id: bytes([value]) for token_id, value in values.items() if value >= FIRST_NON_ASCII_BYTE}
+    return {token_id: bytes.fromhex(match[1]) for token_id, match in matches if match}

@@ -32,7 +32,7 @@ def byte_level() -> tokenizers.Tokenizer:
         vocab_size=340, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens(["<tool>", "über"])  # markup that is not special, and text beyond the byte alphabet
+    tokenizer.add_tokens(["<tool>", "über", "<終>"])  # markup that is not special; within and beyond the byte alphabet
     return tokenizer
 
 

@@ -9,6 +9,7 @@ import pytest
 import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from octavo.api_server.detokenizer import Detokenizer
 from octavo.api_server.tokenizer import Tokenizer
@@ -16,7 +17,7 @@ from octavo.api_server.tokenizer import Tokenizer
 REPLACEMENT = "\ufffd"
 MAX_TINY_ID = 360  # above every tiny vocabulary: ids that no token has
 texts = st.text(alphabet="abHello wrd.,\n\t😀👩‍👧é日ß\u2581\ufffd<>", max_size=20)
-garbage = st.lists(st.integers(0, MAX_TINY_ID), max_size=30)
+garbage = st.lists(st.sampled_from(range(MAX_TINY_ID + 1)), max_size=30)
 PLAIN_KINDS = ("byte_level", "unigram", "word_piece", "end_of_word_bpe")  # no token is a raw byte beside whole text
 BYTE_TOKEN_KINDS = ("byte_fallback_bpe", "byte_fallback_no_strip")
 
@@ -144,9 +145,18 @@ def test_the_space_before_the_first_word_stays_after_a_prompt() -> None:
 
 def test_special_tokens_are_skipped_unless_asked_for() -> None:
     tokenizer = tiny("byte_level")
-    output = tokenizer.encode("Hello<|turn|> world<tool>")
-    assert stream(tokenizer, [], output) == "Hello world<tool>"
-    assert stream(tokenizer, [], output, skip_special_tokens=False) == "Hello<|turn|> world<tool>"
+    output = tokenizer.encode("Hello<|turn|> world<tool><終>")
+    assert stream(tokenizer, [], output) == "Hello world<tool><終>"
+    assert stream(tokenizer, [], output, skip_special_tokens=False) == "Hello<|turn|> world<tool><終>"
+
+
+def test_text_that_was_given_is_final_even_when_a_decoder_would_change_it() -> None:
+    raw = tiny_tokenizers.byte_fallback_bpe()
+    space = raw.token_to_id(tiny_tokenizers.SPACE_MARK)
+    replace = decoders.Replace(tiny_tokenizers.SPACE_MARK, " ")
+    raw.decoder = decoders.Sequence([replace, decoders.Fuse(), decoders.Replace("  ", "-")])
+    assert raw.decode([space, space]) == "-"
+    assert stream(tiny_tokenizers.wrap(raw), [], [space, space]) == "  "
 
 
 @pytest.mark.model

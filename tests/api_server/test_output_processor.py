@@ -19,7 +19,7 @@ from octavo.protocol.sampling_params import SamplingParams
 EOS = 1
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 MAX_ID = 345
-outputs = st.lists(st.integers(0, MAX_ID), min_size=1, max_size=30)
+outputs = st.lists(st.sampled_from(range(MAX_ID + 1)), min_size=1, max_size=30)
 splits = st.lists(st.integers(1, 4), max_size=30)
 
 

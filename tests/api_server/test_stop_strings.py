@@ -51,14 +51,14 @@ def test_any_split_finds_what_a_search_finds(text: str, stop: tuple[str, ...], s
     assert ("".join(sent), matched) == search(text, stop)
 
 
-@given(text=letters, stop=stops, sizes=st.lists(st.integers(0, 4)))
+@given(text=letters, stop=stops, sizes=st.lists(st.integers(0, 4)), can_stop=st.booleans())
 def test_what_is_sent_never_ends_in_the_beginning_of_a_stop_string(
-    text: str, stop: tuple[str, ...], sizes: list[int]
+    text: str, stop: tuple[str, ...], sizes: list[int], can_stop: bool
 ) -> None:
     matcher = StopStringMatcher(stop)
     sent = seen = ""
     for piece in cut(text, sizes):
-        safe, matched = matcher.push(piece)
+        safe, matched = matcher.push(piece, can_stop)
         sent, seen = sent + safe, seen + piece
         if matched is not None:
             return
@@ -101,10 +101,11 @@ def test_a_partly_matched_stop_string_is_released_when_it_fails() -> None:
     assert matcher.push("n") == ("", None)
     assert matcher.push("x<") == ("<enx", None)
     assert matcher.flush() == "<"
+    assert matcher.flush() == ""
 
 
 def test_no_stop_strings_hold_nothing() -> None:
-    for stop in ((), ("",)):
+    for stop in ((), ("",), ("", "xy")):
         matcher = StopStringMatcher(stop)
-        assert matcher.push("anything") == ("anything", None)
+        assert matcher.push("any x thing") == ("any x thing", None)
         assert matcher.flush() == ""

@@ -26,7 +26,7 @@ def load(directory: Path, **tokenizer_config: object) -> Tokenizer:
 
 def test_attributes(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, bos_token={"content": "<s>", "special": True}, eos_token="</s>")
-    assert tokenizer.vocab_size == 342
+    assert tokenizer.vocab_size == 343
     assert tokenizer.bos_token_id == 0
     assert tokenizer.special_token_ids == {0, 1, 2}
     assert tokenizer.chat_template is None
