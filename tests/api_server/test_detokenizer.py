@@ -54,7 +54,7 @@ def byte_token_text(tokenizer: Tokenizer, output: list[int]) -> str:
 
 @pytest.mark.parametrize("kind", PLAIN_KINDS)
 @given(prompt=garbage, output=garbage, text=texts, skip_special_tokens=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_joined_pieces_are_what_the_tokenizer_decodes(
     kind: str, prompt: list[int], output: list[int], text: str, skip_special_tokens: bool
 ) -> None:
@@ -69,7 +69,7 @@ def test_joined_pieces_are_what_the_tokenizer_decodes(
 
 @pytest.mark.parametrize("kind", BYTE_TOKEN_KINDS)
 @given(output=garbage)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_byte_tokens_make_the_characters_that_their_bytes_make(kind: str, output: list[int]) -> None:
     tokenizer = tiny(kind)
     prompt = tokenizer.encode("Hello")
@@ -78,7 +78,7 @@ def test_byte_tokens_make_the_characters_that_their_bytes_make(kind: str, output
 
 @pytest.mark.parametrize("kind", BYTE_TOKEN_KINDS)
 @given(prompt=texts, text=texts)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_text_with_byte_tokens_equals_the_full_decode(kind: str, prompt: str, text: str) -> None:
     tokenizer = tiny(kind)
     prompt_ids, output = tokenizer.encode(prompt), tokenizer.encode(text)
@@ -87,7 +87,7 @@ def test_text_with_byte_tokens_equals_the_full_decode(kind: str, prompt: str, te
 
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 @given(output=garbage, text=texts)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_b13_garbage_tokens_always_give_valid_utf8(kind: str, output: list[int], text: str) -> None:
     tokenizer = tiny(kind)
     output = output + tokenizer.encode(text) + output
@@ -161,7 +161,7 @@ def test_text_that_was_given_is_final_even_when_a_decoder_would_change_it() -> N
 
 @pytest.mark.model
 @given(output=st.lists(st.integers(0, 50_000), max_size=60), text=st.text(max_size=30))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_smollm2_streams_what_it_decodes(smollm2_directory: Path, output: list[int], text: str) -> None:
     tokenizer = smollm2_tokenizer(smollm2_directory)
     output = output + tokenizer.encode(text) + output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.api_server.stop_strings import StopStringMatcher
@@ -46,12 +46,14 @@ def run(pieces: list[str], stop: tuple[str, ...]) -> tuple[list[str], str | None
 
 @given(text=letters, stop=stops, sizes=st.lists(st.integers(0, 4)))
 @example(text="abab", stop=("abb", "ba"), sizes=[1, 1, 1])
+@settings(deadline=None)
 def test_any_split_finds_what_a_search_finds(text: str, stop: tuple[str, ...], sizes: list[int]) -> None:
     sent, matched = run(cut(text, sizes), stop)
     assert ("".join(sent), matched) == search(text, stop)
 
 
 @given(text=letters, stop=stops, sizes=st.lists(st.integers(0, 4)), can_stop=st.booleans())
+@settings(deadline=None)
 def test_what_is_sent_never_ends_in_the_beginning_of_a_stop_string(
     text: str, stop: tuple[str, ...], sizes: list[int], can_stop: bool
 ) -> None:
@@ -69,6 +71,7 @@ def test_what_is_sent_never_ends_in_the_beginning_of_a_stop_string(
 
 
 @given(text=letters, stop=stops, num_chars_before=st.integers(0, 40), sizes=st.lists(st.integers(0, 4)))
+@settings(deadline=None)
 def test_stop_strings_complete_too_early_do_not_count(
     text: str, stop: tuple[str, ...], num_chars_before: int, sizes: list[int]
 ) -> None:
