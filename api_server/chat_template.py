@@ -125,10 +125,10 @@ def _client_error(problem: Exception) -> ChatTemplateError:
         case RefusalError() | jinja2.UndefinedError():
             return ChatTemplateError(str(problem.message)[:MAX_REFUSAL_CHARS])
         case BudgetError():
-            return ChatTemplateError("these messages take too long or too much output in the model's chat template")
+            return ChatTemplateError("rendering takes too long or gives too much output")
         case _:
             logger.warning("chat template failed: %s", type(problem).__name__)
-            return ChatTemplateError("the model's chat template cannot render these messages")
+            return ChatTemplateError("the template fails on these messages")
 
 
 def _check_time() -> None:
