@@ -28,7 +28,7 @@ from octavo.api_server.stop_signals import Finished
 from octavo.protocol.config import Dtype, ModelConfig, WeightsFormat
 from octavo.protocol.lifecycle import ExitCode, Failed, StartupError, decode_status
 
-IMPORT_VERSION = 1  # another number makes every file be imported again
+IMPORTERS = ("gguf_header.py", "gguf_import.py", "gguf_tokenizer.py", "tokenizer_import.py")
 SCRATCH_PREFIX = "scratch-"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -261,7 +261,11 @@ def _sha256(path: Path) -> str:
 
 
 def _key(*parts: object) -> str:
-    return hashlib.sha256(repr((IMPORT_VERSION, parts)).encode()).hexdigest()[:16]
+    """Name a cached result by what it was made of, the code that made it included: a newer one imports again."""
+    digest = hashlib.sha256(repr(parts).encode())
+    for name in IMPORTERS:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _not_found(message: str) -> StartupError:

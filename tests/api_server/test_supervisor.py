@@ -19,8 +19,9 @@ API = "port ready drains:1"
 
 
 class FakeInstance(ProcessTree):
-    def __init__(self, api: str = API, engine: str = "ready", *workers: str) -> None:
-        super().__init__([sys.executable, INSTANCE, api, engine, *(workers or ("ready",))])
+    def __init__(self, api: str = API, engine: str = "ready", *workers: str, place: Path | None = None) -> None:
+        environment = {"XDG_RUNTIME_DIR": str(place)} if place else {}
+        super().__init__([sys.executable, INSTANCE, api, engine, *(workers or ("ready",))], environment)
 
     def wait_ready(self) -> None:
         wait_until(lambda: "  ready " in self.stderr, f"readiness; {self.stderr}")
@@ -201,12 +202,13 @@ def test_the_next_start_removes_what_a_killed_group_left(started: list[FakeInsta
     for process in first.living():
         process.kill()
     wait_until(lambda: not first.living(), "the end")
-    assert len(list(first.runtime_directory.iterdir())) == 1
-    started.append(second := FakeInstance())
-    second.wait_ready()
-    started.append(third := FakeInstance())
-    third.wait_ready()
-    assert len(list(second.runtime_directory.iterdir())) == 1
-    for instance in (second, third):
+    (left,) = first.runtime_directory.iterdir()
+    for count in (1, 2):
+        started.append(instance := FakeInstance(place=first.runtime_directory))
+        instance.wait_ready()
+        assert not left.exists()
+        assert len(list(first.runtime_directory.iterdir())) == count  # the living ones are left alone
+    for instance in started[1:]:
         instance.send(signal.SIGTERM)
         assert end(instance) == ExitCode.OK
+    first.assert_nothing_is_left()
