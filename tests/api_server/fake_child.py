@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from octavo.protocol.lifecycle import (
     PORT_PHASE,
@@ -31,30 +32,37 @@ def on_command(command: Command) -> None:
     drains.release()
 
 
+def fail(code: str) -> None:
+    raise StartupError(ExitCode[code], f"told to fail with {code}")
+
+
+def crash() -> None:
+    raise RuntimeError("told to crash")
+
+
+def wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
 def act(word: str, launch: Launch, reporter: Reporter) -> None:
     name, _, argument = word.partition(":")
-    match name:
-        case "port":
-            reporter.progress(PORT_PHASE, "http://127.0.0.1:1")
-        case "garbage":
-            os.write(launch.status_fd, b"not a status\n\xff\n")
-        case "lines":
-            for _ in range(int(argument)):
-                reporter.send(Progress("phase", 0.0, "x" * 100))
-        case "ready":
-            reporter.ready()
-        case "fail":
-            raise StartupError(ExitCode[argument], f"told to fail with {argument}")
-        case "crash":
-            raise RuntimeError("told to crash")
-        case "exit":
-            os._exit(int(argument))
-        case "suicide" | "stop":
-            os.kill(os.getpid(), signal.SIGKILL if name == "suicide" else signal.SIGSTOP)
-        case "hush":
-            os.close(launch.status_fd)
-        case "sleep":
-            time.sleep(float(argument))
+    known: dict[str, Callable[[], object]] = {
+        "port": lambda: reporter.progress(PORT_PHASE, "http://127.0.0.1:1"),
+        "garbage": lambda: os.write(launch.status_fd, b"not a status\n\xff\n"),
+        "lines": lambda: [reporter.send(Progress("phase", 0.0, "x" * 100)) for _ in range(int(argument))],
+        "ready": reporter.ready,
+        "fail": lambda: fail(argument),
+        "crash": crash,
+        "exit": lambda: os._exit(int(argument)),
+        "suicide": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "hush": lambda: os.close(launch.status_fd),
+        "sleep": lambda: time.sleep(float(argument)),
+        "until": lambda: wait_for(argument),
+    }
+    if name in known:
+        known[name]()
 
 
 def main(launch: Launch, reporter: Reporter) -> None:

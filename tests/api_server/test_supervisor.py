@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from server_process import ProcessTree, wait_until
 
-from octavo.protocol.lifecycle import ExitCode
+from octavo.api_server.child_process import ChildProcess, ProcessSpec
+from octavo.protocol.lifecycle import ExitCode, StartupError
 
 INSTANCE = str(Path(__file__).with_name("fake_instance.py"))
 API = "port ready drains:1"
@@ -132,10 +133,17 @@ def test_a_bug_in_a_process_is_reported_as_such(started: list[FakeInstance]) -> 
     assert error_lines(instance) == ["octavo: error: engine-core: RuntimeError: told to crash"]
 
 
-def test_the_death_of_a_process_is_the_cause_of_what_others_then_report(started: list[FakeInstance]) -> None:
-    started.append(instance := FakeInstance("port ready", "ready", "ready", "ready"))
+def test_the_death_of_a_process_is_the_cause_of_what_others_then_report(
+    started: list[FakeInstance], tmp_path: Path
+) -> None:
+    engine = f"ready until:{tmp_path}/now fail:FAILURE"
+    started.append(instance := FakeInstance("port ready", engine, "ready", "ready"))
     instance.wait_ready()
+    instance.send(signal.SIGSTOP)  # so that it learns of both at once
     instance.process_called("worker 1").kill()
+    (tmp_path / "now").touch()
+    wait_until(lambda: len(instance.living()) == 3, "the end of the engine core")
+    instance.send(signal.SIGCONT)
     assert end(instance) == ExitCode.PROCESS_DIED
     assert "worker 1 process" in error_lines(instance)[0]
 
@@ -212,3 +220,11 @@ def test_the_next_start_removes_what_a_killed_group_left(started: list[FakeInsta
         instance.send(signal.SIGTERM)
         assert end(instance) == ExitCode.OK
     first.assert_nothing_is_left()
+
+
+def test_a_process_that_cannot_be_started_is_a_problem_with_a_name_and_leaves_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(StartupError, match="cannot start the worker process") as caught:
+        ChildProcess(ProcessSpec("worker", ("/nowhere/python",)))
+    assert caught.value.exit_code is ExitCode.FAILURE
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
