@@ -119,12 +119,12 @@ def measure_peak_growth_bytes(run: Callable[[], object]) -> int:
     return max(0, _peak_resident_bytes() - before_bytes)
 
 
-def out_of_memory(purpose: str, needed_bytes: int, advice: str) -> StartupError:
-    """Return the error that says what is needed, what is there, and which flag helps."""
+def out_of_memory(purpose: str, needed_bytes: int | None, advice: str) -> StartupError:
+    """Return the error that says what is needed (None: not known), what is there, and which flag helps."""
+    needed = "more" if needed_bytes is None else f"{needed_bytes / MIB:.1f} MiB"
+    free = f"{free_memory_bytes() / MIB:.1f} MiB"
     return StartupError(
-        ExitCode.OUT_OF_MEMORY,
-        f"not enough memory for {purpose}: {needed_bytes / MIB:.0f} MiB needed, "
-        f"{free_memory_bytes() / MIB:.0f} MiB free; {advice}",
+        ExitCode.OUT_OF_MEMORY, f"not enough memory for {purpose}: {needed} needed, {free} free; {advice}"
     )
 
 
@@ -135,7 +135,7 @@ def check_fits(purpose: str, needed_bytes: int, advice: str) -> None:
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(purpose: str, needed_bytes: int, advice: str) -> Iterator[None]:
+def explain_out_of_memory(purpose: str, needed_bytes: int | None, advice: str) -> Iterator[None]:
     """Turn a failed allocation inside the block (a limit that no file shows) into StartupError(OUT_OF_MEMORY)."""
     try:
         yield

@@ -114,8 +114,8 @@ def open_gguf(index_directory: str, gguf_path: str, config: LlamaConfig) -> dict
 
 
 def _check_rope_factors(config: LlamaConfig, origin: str) -> None:
-    """The importer turns this tensor into options of config.json; without them every position would be wrong."""
-    if config.rope.rope_type not in (RopeType.FREQUENCY_FACTORS, RopeType.LLAMA3):
+    """The tensor is the result of Llama 3's scaling; without its options in config.json every position is wrong."""
+    if config.rope.rope_type is not RopeType.LLAMA3:
         raise bad_weights(
             f"{origin} scales the rotary frequencies, but config.json has rope type {config.rope.rope_type}"
         )

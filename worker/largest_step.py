@@ -1,8 +1,8 @@
 """The largest step that the limits allow, run once at the start to see how much memory it takes.
 
 Every token of the budget is computed, each chunk at the end of the longest context, and as many rows as there may be
-requests are sampled with every option in use. Values do not matter, so the caches hold zeros and all block tables name
-block 0. It also makes the libraries below torch build what they build on first use.
+requests are sampled with every option in use. Values do not matter, so the cache holds zeros and all block tables name
+block 0. One layer is run: the next ones would take the same memory again, and seconds at long contexts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.worker.device import explain_out_of_memory, measure_peak_growth_bytes
-from octavo.worker.kv_cache import LOWER_STEP_SIZE, block_num_bytes
+from octavo.worker.kv_cache import LOWER_STEP_SIZE
 from octavo.worker.layers.attention import AttentionMetadata
 from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.sampler import Sampler, SamplingRow
@@ -48,7 +48,7 @@ def measure_largest_step_bytes(
     positions, metadata = positions.to(device), AttentionMetadata(*(tensor.to(device) for tensor in metadata))
     block_size, sizes = config.cache.block_size, model.config
     num_blocks = math.ceil(len(positions) / block_size)
-    shape = (sizes.num_layers, 2, num_blocks, block_size, sizes.num_kv_heads, sizes.head_dim)
+    shape = (1, 2, num_blocks, block_size, sizes.num_kv_heads, sizes.head_dim)
     sampling_rows = [SamplingRow(ALL_OPTIONS, 0)] * config.scheduler.max_num_seqs
 
     def run(kv_cache: torch.Tensor) -> None:
@@ -56,7 +56,6 @@ def measure_largest_step_bytes(
         logits = model.compute_logits(hidden[:1].expand(len(sampling_rows), -1))
         sampler.sample(logits, sampler.prepare(sampling_rows))
 
-    cache_bytes = num_blocks * block_num_bytes(sizes, block_size, dtype)
-    with explain_out_of_memory("the largest step", cache_bytes, LOWER_STEP_SIZE):
+    with explain_out_of_memory("the largest step", None, LOWER_STEP_SIZE):
         kv_cache = torch.empty(shape, dtype=dtype, device=device).zero_()  # zero_ touches it before the measuring
         return measure_peak_growth_bytes(lambda: run(kv_cache))

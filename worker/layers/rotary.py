@@ -44,8 +44,6 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> t
             return plain / rope.factor
         case RopeType.LLAMA3:
             return _llama3_frequencies(rope, plain)
-        case RopeType.FREQUENCY_FACTORS:
-            return plain / torch.tensor(rope.frequency_factors, dtype=torch.float32)
         case _:
             return plain
 

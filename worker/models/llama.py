@@ -92,7 +92,7 @@ class LlamaForCausalLM(nn.Module):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Run all layers.
+        """Run the layers that `kv_cache` covers: all of them, or the first few when only their cost is of interest.
 
         Args:
             token_ids: int64 [T], every one below the vocabulary's size.
@@ -104,7 +104,7 @@ class LlamaForCausalLM(nn.Module):
             [T, hidden_size], after the last norm.
         """
         hidden, residual = self.embedding(token_ids), None
-        for layer, layer_cache in zip(self.layers, kv_cache.unbind(0), strict=True):
+        for layer, layer_cache in zip(self.layers, kv_cache.unbind(0), strict=False):
             hidden, residual = layer(hidden, residual, positions, self.cos_sin, layer_cache, metadata)
         return self.norm.add_and_norm(hidden, residual)[0]
 

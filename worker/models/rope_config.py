@@ -2,9 +2,7 @@
 
 Old: `rope_theta` beside `rope_scaling: {"type" or "rope_type": ..., "factor": ...}`. New (transformers 5): all of it in
 `rope_parameters`. Every scaling that we do not compute (yarn, longrope, partial rotation, one per layer type) is an
-error: run without it, a model looks well on short prompts and is wrong on long ones. One type is ours:
-`frequency_factors` lists the number by which each frequency is divided. GGUF files carry such a list instead of the
-formula that made it, and the importer hands it on.
+error: run without it, a model looks well on short prompts and is wrong on long ones.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ class RopeType(StrEnum):
     LINEAR = "linear"
     DYNAMIC = "dynamic"
     LLAMA3 = "llama3"
-    FREQUENCY_FACTORS = "frequency_factors"
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
@@ -34,10 +31,9 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         theta: base of the frequencies.
-        factor: how much longer the context became than the one trained first (all but DEFAULT, FREQUENCY_FACTORS).
+        factor: how much longer the context became than the one trained first (all but DEFAULT).
         low_freq_factor, high_freq_factor: bounds of LLAMA3's interpolated band.
         original_max_position_embeddings: context length that DYNAMIC and LLAMA3 were trained with first.
-        frequency_factors: divisor of each of the head_dim / 2 frequencies.
     """
 
     theta: float = DEFAULT_THETA
@@ -46,7 +42,6 @@ class RopeConfig(msgspec.Struct, frozen=True):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
-    frequency_factors: tuple[float, ...] = ()
 
 
 class _RopeParameters(msgspec.Struct):
@@ -60,7 +55,6 @@ class _RopeParameters(msgspec.Struct):
     high_freq_factor: PositiveFloat | None = None
     original_max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] | None = None
     partial_rotary_factor: float | None = None
-    frequency_factors: tuple[PositiveFloat, ...] = ()
 
 
 REQUIRED_KEYS = {
@@ -68,7 +62,6 @@ REQUIRED_KEYS = {
     RopeType.LINEAR: ("factor",),
     RopeType.DYNAMIC: ("factor",),
     RopeType.LLAMA3: ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    RopeType.FREQUENCY_FACTORS: ("frequency_factors",),
 }
 
 
@@ -108,7 +101,6 @@ def read_rope(
         low_freq_factor=keys.low_freq_factor or 1.0,
         high_freq_factor=keys.high_freq_factor or 4.0,
         original_max_position_embeddings=_original_length(rope_type, keys, max_position_embeddings),
-        frequency_factors=keys.frequency_factors,
     )
 
 
