@@ -1,56 +1,69 @@
-"""Writes GGUF files of a few kilobytes: a Llama of one layer with a small vocabulary, and changed on demand."""
+"""GGUF files of tiny models, written by the `gguf` library as llama.cpp's converter would, and their index."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
+import torch
+import transformers
 
-HIDDEN = 32
-VOCABULARY = ["<|a|>", "<|b|>", "<|im_end|>", *(chr(c) for c in range(ord("a"), ord("z") + 1)), "Ġ", "he", "ll", "hell"]
-MERGES = ["h e", "l l", "he ll"]
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+from octavo.protocol.model_files import GGUF_INDEX_FILE, GgufIndex, GgufTensor
 
-
-def metadata(**changes: Any) -> dict[str, Any]:
-    """Return the entries of a complete file; `changes` replaces or, with None, removes some (`.` written as `__`)."""
-    entries: dict[str, Any] = {
-        "llama.context_length": np.uint32(128),
-        "llama.embedding_length": np.uint32(HIDDEN),
-        "llama.block_count": np.uint32(1),
-        "llama.feed_forward_length": np.uint32(64),
-        "llama.attention.head_count": np.uint32(4),
-        "llama.attention.head_count_kv": np.uint32(2),
-        "llama.attention.layer_norm_rms_epsilon": np.float32(1e-5),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": VOCABULARY,
-        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(VOCABULARY) - 3),
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": np.uint32(1),
-        "tokenizer.ggml.eos_token_id": np.uint32(0),
-        "tokenizer.chat_template": CHAT_TEMPLATE,
-    }
-    entries.update({name.replace("__", "."): value for name, value in changes.items()})
-    return {name: value for name, value in entries.items() if value is not None}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
-def write(
-    path: Path,
-    architecture: str = "llama",
-    tensors: dict[str, np.ndarray] | None = None,
-    vocab_size: int = len(VOCABULARY),
-    **changes: Any,
-) -> Path:
-    """Write the file with a token embedding and `tensors`."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, value in metadata(**changes).items():
-        _add(writer, name, value)
-    embedding = np.arange(vocab_size * HIDDEN, dtype=np.float32).reshape(vocab_size, HIDDEN)
-    for name, data in {"token_embd.weight": embedding, **(tensors or {})}.items():
-        writer.add_tensor(name, data)
+def gguf_name(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    if module.startswith("model.layers."):
+        _, _, layer, part = module.split(".", 3)
+        return f"blk.{layer}.{NAMES[part]}.{kind}"
+    return f"{NAMES[module]}.{kind}"
+
+
+def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """llama.cpp's order of query and key rows: row i of the first half of a head, then row i of the second."""
+    halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def stored_weights(model: transformers.LlamaForCausalLM) -> dict[str, np.ndarray]:
+    """Return the model's tensors under GGUF names, in llama.cpp's order."""
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    weights = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy()
+        part = name.split(".")[-2]
+        weights[gguf_name(name)] = interleave(values, heads[part]) if part in heads else values
+    return weights
+
+
+def write(path: Path, weights: dict[str, np.ndarray], quantization: str) -> Path:
+    """Write `weights`; matrices as `quantization`, everything else as F32."""
+    quantization_type = gguf.GGMLQuantizationType[quantization]
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, values in weights.items():
+        if values.ndim == 1 or quantization == "F32":
+            writer.add_tensor(name, values.astype(np.float32))
+        elif quantization == "F16":
+            writer.add_tensor(name, values.astype(np.float16))
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, quantization_type), raw_dtype=quantization_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -58,14 +71,30 @@ def write(
     return path
 
 
-def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, str):
-        writer.add_string(name, value)
-    elif isinstance(value, list):
-        writer.add_array(name, value)
-    elif isinstance(value, np.floating):
-        writer.add_float32(name, float(value))
-    else:
-        writer.add_uint32(name, int(value))
+def write_index(path: Path, directory: Path) -> GgufIndex:
+    """Write the index that the importer would leave."""
+    tensors = tuple(
+        GgufTensor(
+            tensor.name,
+            tensor.tensor_type.name,
+            tuple(int(size) for size in reversed(tensor.shape)),
+            int(tensor.data_offset),
+            int(tensor.n_bytes),
+        )
+        for tensor in gguf.GGUFReader(path).tensors
+    )
+    index = GgufIndex(path.stat().st_size, tensors)
+    save_index(index, directory)
+    return index
+
+
+def save_index(index: GgufIndex, directory: Path) -> None:
+    (directory / GGUF_INDEX_FILE).write_bytes(msgspec.json.encode(index))
+
+
+def dequantized(path: Path) -> dict[str, torch.Tensor]:
+    """Return what the `gguf` library reads from the file."""
+    return {
+        tensor.name: torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        for tensor in gguf.GGUFReader(path).tensors
+    }

@@ -21,6 +21,7 @@ from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.rope_config import RopeType
 from octavo.worker.stored_tensor import StoredTensor, bad_weights, map_file
 
+ALIGNMENT_BYTES = 4  # of the widest element; the format itself asks for at least 8
 ROPE_FACTORS = "rope_freqs.weight"
 MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
@@ -64,6 +65,8 @@ def _check(tensor: GgufTensor, origin: str, file_num_bytes: int) -> None:
         raise bad_weights(f"{origin} has type {tensor.quantization}, which is not supported")
     if not tensor.shape or tensor.shape[-1] % layout.num_weights:
         raise bad_weights(f"{origin}: rows of {list(tensor.shape)} are not whole blocks of {tensor.quantization}")
+    if tensor.offset_bytes % ALIGNMENT_BYTES:
+        raise bad_weights(f"{origin} begins at byte {tensor.offset_bytes}, which is not aligned")
     num_bytes = math.prod(tensor.shape) // layout.num_weights * layout.num_bytes
     if tensor.num_bytes != num_bytes:
         raise bad_weights(
