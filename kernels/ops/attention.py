@@ -1,12 +1,25 @@
-"""Attention over the paged KV cache, and the writes into it."""
+"""Attention over the paged KV cache, and the writes into it.
+
+What a query gets depends on its request alone: not on the other requests of the step, on how the prompt was cut into
+chunks, on the block size, or on which blocks hold the keys. For that, keys are taken in tiles of fixed size from the
+request's start, each tile's sums have one shape and order, and tiles are joined in order by the online softmax
+(Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Keys that a query may not see add exact zeros. Rejected:
+one product over a request's whole length (another length is another order of summation), and `sdpa` (picks its
+algorithm by shape). Only slots with valid KV are read, so what lies in unused slots, NaN included, cannot matter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
 from octavo.kernels.registry import op
+
+KEY_TILE = 128  # tokens; 64 costs more calls, 256 more padding
+QUERY_TILE = 128  # tokens; bounds the scores of a long prompt to num_query_heads · 128 · 128 numbers
 
 
 @op
@@ -14,10 +27,13 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slo
     """Store each token's key and value in its slot.
 
     Args:
-        key: [num_tokens, num_kv_heads, head_dim].
+        key: [num_tokens, num_kv_heads, head_dim], in the cache's dtype.
         value: the same.
         kv_cache: one layer's, [2, num_blocks, block_size, num_kv_heads, head_dim]; written.
         slot_mapping: int64 [num_tokens], block_id · block_size + offset; no slot twice.
+
+    Raises:
+        IndexError: a slot is outside the cache.
     """
     slots = kv_cache.view(2, -1, *kv_cache.shape[3:])
     slots[0].index_copy_(0, slot_mapping, key)
@@ -33,14 +49,96 @@ def copy_blocks(
     Args:
         source_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim].
         destination_cache: the same but for num_blocks; may be the same tensor, or on another device; written.
-        block_pairs: (source block id, destination block id); no destination twice. A source is read before any
+        block_pairs: (source block id, destination block id); no destination twice. Every source is read before any
             destination is written.
     """
     if not block_pairs:
         return
-    sources, destinations = (torch.tensor(ids, dtype=torch.int64) for ids in zip(*block_pairs, strict=True))
+    sources, destinations = torch.tensor(block_pairs, dtype=torch.int64).unbind(1)
     blocks = source_cache.index_select(2, sources.to(source_cache.device))
     destination_cache.index_copy_(2, destinations.to(destination_cache.device), blocks.to(destination_cache.device))
+
+
+class _QueryTile(NamedTuple):
+    """Queries computed together: as many of each of some requests, at consecutive positions of it.
+
+    Attributes:
+        tokens: int64 [num_rows, num_queries], where the queries are among the step's tokens.
+        positions: int64 [num_rows, num_queries], where they are in their requests; rows by descending last position.
+        block_tables: int32 [num_rows, max_blocks].
+        last_positions: the last position of each row, on the host.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    block_tables: torch.Tensor
+    last_positions: list[int]
+
+
+def _query_tiles(
+    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_tables: torch.Tensor
+) -> Iterator[_QueryTile]:
+    """All requests with one query as one tile, because most are such; every other request in tiles of its own."""
+    device = block_tables.device
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+    query_lens = [end - start for start, end in pairwise(starts)]
+    single = sorted((row for row, query_len in enumerate(query_lens) if query_len == 1), key=lambda row: -lens[row])
+    if single:
+        rows = torch.tensor(single, device=device)
+        positions = seq_lens[rows].long()[:, None] - 1
+        last_positions = [lens[row] - 1 for row in single]
+        yield _QueryTile(query_start_loc[rows].long()[:, None], positions, block_tables[rows], last_positions)
+    for row, query_len in enumerate(query_lens):
+        for first in range(0, query_len if query_len > 1 else 0, QUERY_TILE):
+            offsets = torch.arange(first, min(first + QUERY_TILE, query_len), device=device)[None]
+            positions = offsets + (lens[row] - query_len)
+            last_position = lens[row] - query_len + first + offsets.shape[1] - 1
+            yield _QueryTile(offsets + starts[row], positions, block_tables[row : row + 1], [last_position])
+
+
+def _readable_slots(tile: _QueryTile, block_size: int) -> torch.Tensor:
+    """Return int64 [num_rows, whole key tiles]: the slots of a request in order, then its last slot again and again."""
+    num_keys = -(-(tile.last_positions[0] + 1) // KEY_TILE) * KEY_TILE
+    positions = torch.arange(num_keys, device=tile.positions.device).minimum(tile.positions[:, -1:])
+    return tile.block_tables.gather(1, positions // block_size).long() * block_size + positions % block_size
+
+
+def _gather(kv_cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return fp32 keys and values, [num_rows · num_kv_heads, KEY_TILE, head_dim], of slots [num_rows, KEY_TILE]."""
+    num_kv_heads, head_dim = kv_cache.shape[3:]
+    vectors = (slots[:, None] * num_kv_heads + torch.arange(num_kv_heads, device=slots.device)[:, None]).flatten()
+    keys, values = (part.view(-1, head_dim).index_select(0, vectors).float() for part in kv_cache)
+    return keys.view(-1, KEY_TILE, head_dim), values.view(-1, KEY_TILE, head_dim)
+
+
+def _attend(query: torch.Tensor, tile: _QueryTile, kv_cache: torch.Tensor) -> torch.Tensor:
+    """Attend from fp32, scaled [num_rows · num_kv_heads, group · num_queries, head_dim]; return the same shape.
+
+    The operands of both products stand as they do because this way round a row's bits were found not to depend on the
+    number of rows (MKL on x86); the other way round they did.
+    """
+    num_kv_heads = kv_cache.shape[3]
+    query_positions = tile.positions.repeat(1, query.shape[1] // tile.positions.shape[1])[:, None, :, None]
+    slots = _readable_slots(tile, kv_cache.shape[2])
+    maximum = query.new_full((*query.shape[:2], 1), torch.finfo(torch.float32).min)
+    total, result = torch.zeros_like(maximum), torch.zeros_like(query)
+    for first_key in range(0, slots.shape[1], KEY_TILE):
+        num_rows = sum(last_position >= first_key for last_position in tile.last_positions)
+        active = slice(0, num_rows * num_kv_heads)
+        keys, values = _gather(kv_cache, slots[:num_rows, first_key : first_key + KEY_TILE])
+        scores = torch.bmm(keys, query[active].transpose(1, 2)).transpose(1, 2).contiguous()
+        key_positions = torch.arange(first_key, first_key + KEY_TILE, device=query.device)
+        is_hidden = key_positions > query_positions[:num_rows]
+        scores.view(num_rows, num_kv_heads, -1, KEY_TILE).masked_fill_(is_hidden, -torch.inf)
+
+        new_maximum = torch.maximum(maximum[active], scores.amax(-1, keepdim=True))
+        decay = (maximum[active] - new_maximum).exp_()
+        weights = scores.sub_(new_maximum).exp_()
+        weighted = torch.bmm(values.transpose(1, 2), weights.transpose(1, 2)).transpose(1, 2)
+        maximum[active] = new_maximum
+        total[active].mul_(decay).add_(weights.sum(-1, keepdim=True))
+        result[active].mul_(decay).add_(weighted)
+    return result.div_(total)
 
 
 @op
@@ -53,32 +151,30 @@ def paged_attention(
     scale: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of every query over the keys and values of its request.
+    """Causal attention of every query over its request's keys and values; prefill and decode in one call.
+
+    Query i of a request with q queries and s tokens is at position s - q + i, and sees positions up to its own. Scores,
+    softmax and sums are fp32.
 
     Args:
-        query: [num_tokens, num_query_heads, head_dim].
-        kv_cache: one layer's, [2, num_blocks, block_size, num_kv_heads, head_dim].
-        query_start_loc: int32 [num_requests + 1].
+        query: [num_tokens, num_query_heads, head_dim]; query heads j · group up to (j + 1) · group share KV head j.
+        kv_cache: one layer's, [2, num_blocks, block_size, num_kv_heads, head_dim], keys then values.
+        query_start_loc: int32 [num_requests + 1], where each request's queries begin; the last is num_tokens.
         seq_lens: int32 [num_requests], tokens with valid KV, this step's among them.
-        block_tables: int32 [num_requests, max_blocks].
+        block_tables: int32 [num_requests, max_blocks]; entries past a request's tokens are not read.
         scale: factor of the scores.
-        out: receives the result when given.
+        out: receives the result when given, of the shape and dtype of `query`.
 
     Returns:
-        [num_tokens, num_query_heads, head_dim].
+        [num_tokens, num_query_heads, head_dim], in the dtype of `query`.
     """
     result = torch.empty_like(query) if out is None else out
-    block_size = kv_cache.shape[2]
-    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
-    group = query.shape[1] // kv_cache.shape[3]
-    for row, seq_len in enumerate(lens):
-        first, last = starts[row], starts[row + 1]
-        blocks = block_tables[row, : -(-seq_len // block_size)].long()
-        keys, values = kv_cache[:, blocks].flatten(1, 2)[:, :seq_len].float().transpose(1, 2)
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-        scores = query[first:last].float().transpose(0, 1) @ keys.transpose(1, 2) * scale
-        positions = torch.arange(seq_len - (last - first), seq_len, device=query.device)
-        is_hidden = torch.arange(seq_len, device=query.device) > positions[:, None]
-        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
-        result[first:last] = (weights @ values).transpose(0, 1).to(query.dtype)
+    num_kv_heads, head_dim = kv_cache.shape[3:]
+    group = query.shape[1] // num_kv_heads
+    for tile in _query_tiles(query_start_loc, seq_lens, block_tables):
+        num_rows, num_queries = tile.tokens.shape
+        queries = (query[tile.tokens].float() * scale).view(num_rows, num_queries, num_kv_heads, group, head_dim)
+        rows = queries.permute(0, 2, 3, 1, 4).reshape(num_rows * num_kv_heads, group * num_queries, head_dim)
+        attended = _attend(rows, tile, kv_cache).view(num_rows, num_kv_heads, group, num_queries, head_dim)
+        result[tile.tokens] = attended.permute(0, 3, 1, 2, 4).flatten(2, 3).to(query.dtype)
     return result
