@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -75,12 +76,12 @@ class InputProcessor:
             raise invalid_value("n", f"times the number of prompts is {num_choices}, at most {self.max_choices}")
         return num_choices
 
-    async def prepare(self, body: GenerationRequest, arrival_time_s: float) -> Submission:
+    async def prepare(self, body: ChatRequest | CompletionRequest, arrival_time_s: float) -> Submission:
         """Turn a checked body into requests; raises ApiError."""
-        if isinstance(body, ChatRequest):
-            prompts = [await self._chat_prompt(body)]
-        else:
+        if isinstance(body, CompletionRequest):
             prompts = [await self._completion_prompt(body, prompt) for prompt in _prompts(body)]
+        else:
+            prompts = [await self._chat_prompt(body)]
         n = _num_choices_per_prompt(body)
         seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
         requests = []
@@ -130,15 +131,14 @@ class InputProcessor:
             raise invalid_value("messages", f"cannot be rendered by the model's chat template: {problem}") from None
         return await self.tokenizer.encode_off_loop(text, add_special_tokens=False)
 
-    async def _completion_prompt(self, body: GenerationRequest, prompt: str | list[int]) -> list[int]:
+    async def _completion_prompt(self, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            adds = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
-            return await self.tokenizer.encode_off_loop(prompt, add_special_tokens=adds)
+            return await self.tokenizer.encode_off_loop(prompt, add_special_tokens=body.add_special_tokens is not False)
         self._check_token_ids("prompt", prompt)
         return prompt
 
     def _sampling_params(self, body: GenerationRequest, num_prompt_tokens: int, seed: int | None) -> SamplingParams:
-        options = {
+        options: dict[str, Any] = {
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": 0 if body.top_k == -1 else body.top_k,
@@ -208,4 +208,5 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     kinds = {type(item) for item in body.prompt}
     if len(kinds) != 1:
         raise invalid_value("prompt", "must be a string, token ids, or a list that is not empty of one of these")
-    return [body.prompt] if kinds == {int} else list(body.prompt)
+    prompts = [body.prompt] if kinds == {int} else body.prompt
+    return cast("list[str | list[int]]", prompts)

@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from aiohttp import web
 
@@ -26,6 +27,11 @@ from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
+CONNECTION_OPTIONS: dict[str, Any] = {
+    "access_log": None,  # the middleware has one
+    "keepalive_timeout": KEEP_ALIVE_TIMEOUT_S,
+    "auto_decompress": False,  # compressed bodies are refused, not inflated
+}
 LAST_WORD_S = 2.0  # for the errors of a drain to be written
 MAX_CONNECTIONS = 4096
 BACKLOG = 2048
@@ -109,7 +115,7 @@ class ApiServer:
 
     @contextlib.asynccontextmanager
     async def _listen(self, listening_socket: socket.socket) -> AsyncIterator[None]:
-        runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WORD_S)
+        runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=LAST_WORD_S)
         await runner.setup()
         loop = asyncio.get_running_loop()
 
@@ -117,9 +123,7 @@ class ApiServer:
             manager = runner.server
             if manager is None or len(manager.connections) >= MAX_CONNECTIONS:
                 return Refusal()
-            return Connection(
-                manager, loop=loop, access_log=None, keepalive_timeout=KEEP_ALIVE_TIMEOUT_S, auto_decompress=False
-            )
+            return Connection(manager, loop=loop, **CONNECTION_OPTIONS)
 
         listener = await loop.create_server(connect, sock=listening_socket, backlog=BACKLOG)
         try:
@@ -130,7 +134,8 @@ class ApiServer:
 
     async def _live(self, on_ready: Callable[[], None]) -> None:
         asked = asyncio.create_task(self._drain_asked.wait())
-        await asyncio.wait([asked, self.engine.engine_ready], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [asked, self.engine.engine_ready]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not asked.done():
             self.state.enter(Phase.READY)
             on_ready()
@@ -148,8 +153,11 @@ class ApiServer:
             async with asyncio.timeout(LAST_WORD_S):
                 await self.admission.idle.wait()
 
-    async def _wait_unless_hurried(self, condition: Awaitable[object], timeout_s: float) -> None:
-        tasks = [asyncio.ensure_future(condition), asyncio.ensure_future(self._is_hurried.wait())]
+    async def _wait_unless_hurried(self, condition: Coroutine[Any, Any, object], timeout_s: float) -> None:
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(condition),
+            asyncio.create_task(self._is_hurried.wait()),
+        ]
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()

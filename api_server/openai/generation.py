@@ -19,9 +19,9 @@ from octavo.api_server.engine_client import EngineClient, Generation
 from octavo.api_server.errors import ApiError, ErrorKind, internal_error
 from octavo.api_server.health import ServerState, json_response
 from octavo.api_server.input_processor import InputProcessor, Submission
-from octavo.api_server.openai.answer import Answer, FinishedChoice
+from octavo.api_server.openai.answer import Answer, Chunk, FinishedChoice
 from octavo.api_server.openai.body import read_body
-from octavo.api_server.openai.schemas import GenerationRequest, PromptTokensDetails, Response, Usage
+from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest, PromptTokensDetails, Usage
 from octavo.api_server.openai.sse import DONE, PLACE, EventTemplate, SseWriter, event, event_of
 from octavo.api_server.output_processor import OutputProcessor, TextDelta
 from octavo.api_server.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ class EventBuilder:
             return DONE
         return event(self.answer.usage_chunk(self.choices.usage())) + DONE
 
-    def _event(self, chunk: Response) -> bytes:
+    def _event(self, chunk: Chunk) -> bytes:
         if self.has_continuous_usage:
             chunk.usage = self.choices.usage()
         return event(chunk)
@@ -118,7 +118,7 @@ class GenerationRoute:
 
     def __init__(
         self,
-        body_type: type[GenerationRequest],
+        body_type: type[ChatRequest] | type[CompletionRequest],
         answer_type: Callable[[str, bool], Answer],
         state: ServerState,
         admission: Admission,
@@ -126,7 +126,7 @@ class GenerationRoute:
         engine: EngineClient,
         request_timeout_s: float,
     ) -> None:
-        self.decoder = msgspec.json.Decoder(body_type)
+        self.decoder: msgspec.json.Decoder[ChatRequest | CompletionRequest] = msgspec.json.Decoder(body_type)
         self.answer_type = answer_type
         self.state = state
         self.admission = admission

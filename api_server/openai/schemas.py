@@ -116,13 +116,15 @@ class Usage(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Base of whole answers and of chunks; `usage` is UNSET where it has no place, None where it comes later."""
+    """Base of whole answers and of chunks.
+
+    Their `usage` is UNSET where it has no place, None where it comes later.
+    """
 
     id: str
     object: str
     created: int
     model: str
-    usage: Usage | UnsetType | None = UNSET
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
@@ -141,6 +143,7 @@ class ChatChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class ChatCompletion(Response, kw_only=True, omit_defaults=True):
     choices: list[ChatChoice]
+    usage: Usage
 
 
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -157,6 +160,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class ChatChunk(Response, kw_only=True, omit_defaults=True):
     choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -173,6 +177,7 @@ class Completion(Response, kw_only=True, omit_defaults=True):
     """A whole completion, and a chunk of one."""
 
     choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
 
 
 class Model(msgspec.Struct, kw_only=True):

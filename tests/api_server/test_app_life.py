@@ -209,3 +209,34 @@ async def test_what_does_not_finish_in_a_drain_gets_an_error(tmp_path: Path, pat
         assert rig.life is not None
         await asyncio.wait([rig.life], timeout=10)
         assert rig.life.exception() is None
+
+
+async def test_connections_above_the_limit_get_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.api_server.server.MAX_CONNECTIONS", 2)
+    async with running(tmp_path, says("x")) as rig:
+        held = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(2)]
+        status, headers, _ = await health_of(rig)
+        assert status == 503
+        assert headers["Connection"] == "close"
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(10):
+            while (await health_of(rig))[0] != 200:
+                pass  # each refusal is a round trip
+
+
+async def health_of(rig: Rig) -> tuple[int, dict[str, str], bytes]:
+    async with rig.session.get("/health") as response:
+        return response.status, dict(response.headers), await response.read()
+
+
+async def test_the_log_has_requests_only_when_asked_and_never_their_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for is_asked in (False, True):
+        async with running(tmp_path, says("answer"), log_requests=is_asked) as rig:
+            await rig.post("/v1/completions?q=secret", {"model": MODEL, "prompt": "secret"})
+        assert ("POST /v1/completions 200" in caplog.text) is is_asked
+    assert "secret" not in caplog.text
