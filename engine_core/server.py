@@ -69,7 +69,6 @@ class Server:
         self.engine_core.step()
         while lost_peers := self._send_outputs():
             self._forget(lost_peers)
-            self.engine_core.step()
         self.engine_core.check_idle()
 
     def _apply_commands(self) -> None:

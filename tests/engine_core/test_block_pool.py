@@ -74,6 +74,17 @@ def test_freeing_twice_is_found_at_once():
         pool.free([block_id])
 
 
+def test_a_block_is_free_when_the_last_reference_goes():
+    pool = BlockPool(3)
+    (block_id,) = pool.allocate(1)
+    pool.num_references[block_id] = 2
+    pool.free([block_id])
+    assert pool.num_free_blocks == 2
+    pool.free([block_id])
+    assert pool.num_free_blocks == 3
+    pool.check()
+
+
 @pytest.mark.parametrize(
     "break_it",
     [

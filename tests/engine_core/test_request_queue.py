@@ -69,13 +69,14 @@ def test_an_id_that_comes_back_after_an_abort_is_another_request():
     assert drain(queue) == ["b", "a"]
 
 
-def test_aborted_requests_are_not_kept():
+def test_aborted_requests_are_not_kept_and_the_others_keep_their_order():
     queue = RequestQueue()
-    stays = make_request("stays", 0)
-    queue.push(stays)
-    for number in range(1, 1000):
-        request = make_request(f"r{number}", number)
+    stay = [make_request(f"stays {number}", number, arrival_time_s=float(number * 7 % 11)) for number in range(11)]
+    for request in stay:
+        queue.push(request)
+    for number in range(11, 1000):
+        request = make_request(f"r{number}", number, arrival_time_s=float(number % 13))
         queue.push(request)
         queue.remove(request)
     assert len(queue._entries) <= MIN_ENTRIES_TO_COMPACT + 1
-    assert queue.peek() is stays
+    assert drain(queue) == [request.request_id for request in sorted(stay, key=lambda request: request.order)]

@@ -7,6 +7,7 @@ from octavo.engine_core.admission_policy import has_room
 from octavo.engine_core.invariants import InvariantError
 from octavo.engine_core.request import Request, RequestStatus
 from octavo.engine_core.scheduler import UnexpectedResultError
+from octavo.protocol.codec import encode
 from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import ModelRunnerOutput
@@ -123,6 +124,52 @@ def test_a_preempted_request_still_gets_the_token_in_flight():
     harness.run()
     assert old.finish_reason is young.finish_reason is FinishReason.LENGTH
     harness.check_outputs()
+
+
+def test_a_request_whose_token_is_in_flight_is_not_admitted_before_it_arrives():
+    """`old` needs no more steps, `young` finds no block and preempts itself; then `old` is gone and there is room."""
+    harness = harness_with(block_size=1, num_device_blocks=8)
+    harness.new("old", [1, 2, 3], arrival_time_s=0, max_tokens=2)
+    harness.new("young", [4, 5, 6], arrival_time_s=1, max_tokens=5)
+    harness.schedule()
+    harness.schedule()
+    harness.deliver()
+    assert harness.schedule() is None
+    assert list(harness.scheduler.waiting.members) == ["young"]
+    harness.abort(["old"])
+    assert harness.scheduler.requests["young"].num_pending_tokens == 1
+    assert harness.schedule() is None
+    harness.deliver()
+    assert harness.schedule().num_scheduled_tokens == {"young": 5}
+    harness.run()
+    harness.check_outputs()
+
+
+def test_a_step_that_preempts_admits_nobody():
+    """`middle` waits for more blocks than are free; the preemption of `young` makes room for it, in the next step."""
+    harness = harness_with(block_size=1, num_device_blocks=16, max_steps_in_flight=1)
+    harness.new("old", [1, 2], arrival_time_s=0, max_tokens=15)
+    harness.new("young", [3, 4], arrival_time_s=9, max_tokens=15)
+    while harness.scheduler.kv_cache_manager.num_free_blocks > 6:
+        harness.schedule()
+        harness.deliver()
+    harness.new("middle", range(5), arrival_time_s=5, max_tokens=2)
+    while harness.scheduler.counters.num_preemptions == 0:
+        step = harness.schedule()
+        harness.deliver()
+        assert step.new_requests == []
+    assert [new.request_id for new in harness.schedule().new_requests] == ["middle"]
+    harness.run()
+    harness.check_outputs()
+
+
+def test_a_step_is_a_value_that_later_steps_do_not_change():
+    harness = harness_with(block_size=1, max_steps_in_flight=1)
+    harness.new("a", [1, 2], max_tokens=5)
+    step = harness.schedule()
+    frame = encode(step)
+    harness.run()
+    assert encode(step) == frame
 
 
 def test_an_older_request_that_comes_later_runs_before_younger_ones():
@@ -244,6 +291,15 @@ def test_a_request_that_failed_alone_ends_with_its_error():
     assert by_id["good"].token_ids == [9]
     assert list(scheduler.requests) == ["good"]
     scheduler.kv_cache_manager.check()
+
+
+def test_an_error_of_a_request_that_has_ended_is_dropped():
+    scheduler = make_scheduler(make_config())
+    add(scheduler)
+    steps = [scheduler.schedule(), scheduler.schedule()]
+    errors = {"a": ErrorCode.NUMERICAL_ERROR}
+    assert len(scheduler.update(ModelRunnerOutput(steps[0].step_id, {}, errors))) == 1
+    assert scheduler.update(ModelRunnerOutput(steps[1].step_id, {}, errors)) == []
 
 
 def test_an_error_in_the_middle_of_a_prompt_counts():
