@@ -67,7 +67,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`. A rendered chat template has its special tokens: pass False for it."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one, because only the library's batches free the GIL: a long text must not stop the event loop.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode without holding up the event loop: a long text goes to a thread, where the library frees the GIL."""

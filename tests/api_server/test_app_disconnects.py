@@ -163,7 +163,6 @@ async def test_silence_is_broken_by_comments(tmp_path: Path, path: str, monkeypa
     assert text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.xfail(strict=True, reason="Tokenizer.encode holds the GIL; encode_batch_fast does not")
 async def test_a_long_prompt_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
     """While a prompt of 1 MiB is decoded and tokenized, the loop keeps turning."""
     async with running(tmp_path, says("x"), max_model_len=2_000_000) as rig:
