@@ -153,7 +153,7 @@ def test_a_step_that_preempts_admits_nobody():
     while harness.scheduler.kv_cache_manager.num_free_blocks > 6:
         harness.schedule()
         harness.deliver()
-    harness.new("middle", range(5), arrival_time_s=5, max_tokens=2)
+    harness.new("middle", range(4), arrival_time_s=5, max_tokens=2)
     while harness.scheduler.counters.num_preemptions == 0:
         step = harness.schedule()
         harness.deliver()
