@@ -15,19 +15,27 @@ padding to one number of rows, which costs the same at few rows and twice as muc
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from octavo.kernels.registry import op
 
-ROW_TILE = 128
-SUM_TILES = {torch.float32: 768}  # longest sums that are not split; from there on fp32 differs
-DEFAULT_SUM_TILE = 2048
+
+class Tile(NamedTuple):
+    """The largest product that is handed to the library: rows of x, and terms of a sum."""
+
+    num_rows: int
+    num_terms: int
 
 
-def _transposed_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return W xᵀ, [out, rows], of at most ROW_TILE rows; partial sums are added in fp32."""
-    sum_tile = SUM_TILES.get(x.dtype, DEFAULT_SUM_TILE)
-    first, *others = zip(weight.split(sum_tile, dim=1), x.split(sum_tile, dim=1), strict=True)
+TILES = {torch.float32: Tile(1024, 768)}
+DEFAULT_TILE = Tile(128, 2048)
+
+
+def _transposed_product(x: torch.Tensor, weight: torch.Tensor, num_terms: int) -> torch.Tensor:
+    """Return W xᵀ, [out, rows]; partial sums of `num_terms` are added in fp32."""
+    first, *others = zip(weight.split(num_terms, dim=1), x.split(num_terms, dim=1), strict=True)
     product = first[0] @ first[1].t()
     if not others:
         return product
@@ -50,8 +58,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         [num_tokens, out], contiguous, in the dtype of x.
     """
     result = x.new_empty(x.shape[0], weight.shape[0])
-    for rows, result_rows in zip(x.split(ROW_TILE), result.split(ROW_TILE), strict=True):
+    tile = TILES.get(x.dtype, DEFAULT_TILE)
+    for rows, result_rows in zip(x.split(tile.num_rows), result.split(tile.num_rows), strict=True):
         num_rows = rows.shape[0]
-        product = _transposed_product(rows.expand(2, -1) if num_rows == 1 else rows, weight)
+        product = _transposed_product(rows.expand(2, -1) if num_rows == 1 else rows, weight, tile.num_terms)
         result_rows.copy_(product[:, :num_rows].t())
     return result if bias is None else result.add_(bias)
