@@ -9,7 +9,6 @@ start one thread per core of the machine inside a container that may use two.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import resource
@@ -67,14 +66,14 @@ def _cgroup_directories(controller: str, root: Path, process_files: Path) -> lis
 
 
 def num_usable_cores(root: Path = CGROUP_ROOT, process_files: Path = PROCESS_FILES) -> int:
-    """Return the cores that this process may use: affinity, bounded by the cgroup's CPU quota; at least 1."""
+    """Return the whole cores that this process may use: affinity, bounded by the cgroup's CPU quota; at least 1."""
     num_cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     for directory in _cgroup_directories("cpu", root, process_files):
         quota, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
         fields = (_read(directory / "cpu.max") or f"{quota} {period}").split()
         if len(fields) == 2 and fields[0].isdigit() and int(fields[1]) > 0:  # no limit is "max", or -1
             num_cores = min(num_cores, int(fields[0]) / int(fields[1]))
-    return max(1, math.ceil(num_cores))
+    return max(1, int(num_cores))
 
 
 def set_threads(parallel: ParallelConfig) -> int:
@@ -169,4 +168,5 @@ def select_dtype(asked: Dtype | None, stored: Dtype | None, cpu_info: Path = CPU
         return TORCH_DTYPES[asked], ""
     if stored is Dtype.FLOAT32:
         return torch.float32, ""
-    return TORCH_DTYPES[native], f"this CPU has no native {stored or 'bfloat16'}" if native is not stored else ""
+    wanted = stored or Dtype.BFLOAT16
+    return TORCH_DTYPES[native], f"this CPU has no native {wanted}" if native is not wanted else ""

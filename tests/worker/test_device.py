@@ -1,0 +1,173 @@
+"""Cores, memory and number formats, read from kernel files of several kinds of containers."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+import torch
+
+from octavo.protocol.config import DeviceKind, Dtype, ParallelConfig
+from octavo.protocol.lifecycle import ExitCode, StartupError
+from octavo.worker import device
+
+GIB = 2**30
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """Writes files of a fake kernel; the machine itself has plenty."""
+
+    def write(files: dict[str, str]):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return {"root": tmp_path / "cgroup", "process_files": tmp_path / "proc"}
+
+    return write
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100 * GIB))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+
+
+VERSION_2 = {
+    "proc/cgroup": "0::/pod/container\n",
+    "cgroup/pod/container/memory.max": "max\n",
+    "cgroup/pod/container/memory.current": f"{3 * GIB}\n",
+    "cgroup/pod/container/cpu.max": "max 100000\n",
+    "cgroup/pod/memory.max": f"{8 * GIB}\n",
+    "cgroup/pod/memory.current": f"{5 * GIB}\n",
+    "cgroup/pod/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file {GIB}\n",
+    "cgroup/pod/cpu.max": "250000 100000\n",
+}
+VERSION_1 = {
+    "proc/cgroup": "9:cpuset:/other\n4:memory:/box\n1:cpu,cpuacct:/box\n0::/\n",
+    "cgroup/memory/box/memory.limit_in_bytes": f"{8 * GIB}\n",
+    "cgroup/memory/box/memory.usage_in_bytes": f"{5 * GIB}\n",
+    "cgroup/memory/box/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file 0\n",
+    "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "cgroup/memory/memory.usage_in_bytes": f"{50 * GIB}\n",
+    "cgroup/cpu/box/cpu.cfs_quota_us": "150000\n",
+    "cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+}
+UNLIMITED = {
+    "proc/cgroup": "1:cpu:/\n0::/\n",
+    "cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "cgroup/cpu/cpu.cfs_period_us": "100000\n",
+}
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("files", "num_cores", "free_gib"),
+    [(VERSION_2, 2, 5), (VERSION_1, 1, 4), (UNLIMITED, 8, 100), ({}, 8, 100)],
+    ids=["version 2", "version 1", "unlimited", "no cgroups"],
+)
+def test_limits_of_the_container_count(kernel, files, num_cores, free_gib):
+    places = kernel(files)
+    assert device.num_usable_cores(**places) == num_cores
+    assert device.free_memory_bytes(**places) == free_gib * GIB
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_full_container_has_no_memory_rather_than_less(kernel):
+    full = {**VERSION_2, "cgroup/pod/memory.current": f"{20 * GIB}\n"}
+    assert device.free_memory_bytes(**kernel(full)) == 0
+
+
+def test_threads_are_the_share_of_a_worker(monkeypatch):
+    monkeypatch.setattr(device, "num_usable_cores", lambda: 6)
+    before = torch.get_num_threads()
+    try:
+        assert device.set_threads(ParallelConfig()) == torch.get_num_threads() == 6
+        assert device.set_threads(ParallelConfig(tensor_parallel_size=4)) == torch.get_num_threads() == 1
+        assert device.set_threads(ParallelConfig(num_threads=3)) == torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_peak_growth_counts_what_was_freed_again():
+    num_bytes = 200 * device.MIB
+
+    def touch_and_free():
+        torch.ones(num_bytes, dtype=torch.uint8)
+
+    torch.ones(2 * num_bytes, dtype=torch.uint8)  # an earlier, higher peak must not hide the later one
+    for _ in range(2):
+        assert 0.9 * num_bytes < device.measure_peak_growth_bytes(touch_and_free) < 1.5 * num_bytes
+    assert device.measure_peak_growth_bytes(lambda: None) < 0.1 * num_bytes
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "is_native"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", True),
+        ("flags\t\t: fpu avx2 amx_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16 i8mm\n", True),
+        ("flags\t\t: fpu avx2 avx512f\n", False),
+        ("model name\t: avx512_bf16\n", False),
+        ("", False),
+    ],
+)
+def test_native_bfloat16(tmp_path, cpu_info, is_native):
+    path = tmp_path / "cpuinfo"
+    path.write_text(cpu_info)
+    assert device.has_native_bfloat16(path) is is_native
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "native", "plain", "says_why"),
+    [
+        (None, None, torch.bfloat16, torch.float32, (False, True)),
+        (None, Dtype.BFLOAT16, torch.bfloat16, torch.float32, (False, True)),
+        (None, Dtype.FLOAT16, torch.bfloat16, torch.float32, (True, True)),
+        (None, Dtype.FLOAT32, torch.float32, torch.float32, (False, False)),
+        (Dtype.FLOAT32, Dtype.BFLOAT16, torch.float32, torch.float32, (False, False)),
+        (Dtype.BFLOAT16, Dtype.FLOAT32, torch.bfloat16, torch.bfloat16, (False, False)),
+        (Dtype.FLOAT16, None, torch.bfloat16, torch.float32, (True, True)),
+    ],
+)
+def test_dtype_by_wish_checkpoint_and_cpu(tmp_path, asked, stored, native, plain, says_why):
+    path = tmp_path / "cpuinfo"
+    for flags, expected, says in (("avx512_bf16", native, says_why[0]), ("avx2", plain, says_why[1])):
+        path.write_text(f"flags : {flags}\n")
+        dtype, reason = device.select_dtype(asked, stored, path)
+        assert dtype is expected
+        assert bool(reason) is says
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        (ParallelConfig(device=DeviceKind.CUDA), "--device cuda"),
+        (ParallelConfig(tensor_parallel_size=2), "--tensor-parallel-size 2"),
+    ],
+)
+def test_what_is_not_there_yet_is_said(parallel, words):
+    with pytest.raises(StartupError, match=words) as caught:
+        device.select_device(parallel)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_too_little_memory_says_needed_free_and_flag(monkeypatch):
+    monkeypatch.setattr(device, "free_memory_bytes", lambda: 3 * device.MIB)
+    device.check_fits("the weights", 3 * device.MIB, "lower --this")
+    with pytest.raises(StartupError) as caught:
+        device.check_fits("the weights", 4 * device.MIB, "lower --this")
+    assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
+    for words in ("the weights", "4.0 MiB needed", "3.0 MiB free", "lower --this"):
+        assert words in caught.value.message
+
+
+def test_a_failed_allocation_is_too_little_memory():
+    with pytest.raises(StartupError) as caught, device.explain_out_of_memory("x", 2**60, "lower --this"):
+        torch.empty(2**60, dtype=torch.uint8)
+    assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
+    with pytest.raises(RuntimeError, match="something else"), device.explain_out_of_memory("x", None, ""):
+        raise RuntimeError("something else")
