@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,21 +69,21 @@ def build(case: Case) -> Step:
 
 def naive_attention(step: Step, scale: float) -> torch.Tensor:
     """Every query and head by itself, over its request's slots looked up one by one."""
-    block_size = step.kv_cache.shape[2]
-    group = step.query.shape[1] // step.kv_cache.shape[3]
-    result = torch.zeros(step.query.shape, dtype=torch.float64)
+    query, kv_cache = step.query.double().numpy(), step.kv_cache.double().numpy()
+    block_size, group = kv_cache.shape[2], query.shape[1] // kv_cache.shape[3]
+    result = np.zeros(query.shape)
     for row, seq_len in enumerate(step.seq_lens.tolist()):
         first, last = step.query_start_loc[row : row + 2].tolist()
         slots = [(int(step.block_tables[row, token // block_size]), token % block_size) for token in range(seq_len)]
-        vectors = torch.stack([step.kv_cache[:, block, offset].double() for block, offset in slots], dim=1)
+        vectors = np.stack([kv_cache[:, block, offset] for block, offset in slots], axis=1)
         for token in range(first, last):
             num_visible = seq_len - (last - 1 - token)
-            for head in range(step.query.shape[1]):
+            for head in range(query.shape[1]):
                 keys, values = vectors[:, :num_visible, head // group]
-                scores = (keys @ step.query[token, head].double()) * scale
-                weights = torch.exp(scores - scores.max())
+                scores = (keys @ query[token, head]) * scale
+                weights = np.exp(scores - scores.max())
                 result[token, head] = (weights @ values) / weights.sum()
-    return result
+    return torch.from_numpy(result)
 
 
 def run(step: Step, scale: float = 0.35) -> torch.Tensor:
