@@ -42,26 +42,26 @@ def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def _zero_least_likely(
     weights: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, num_candidates: int
 ) -> torch.Tensor:
-    """Set to zero, and return, the weights of tokens that top_k, then top_p, leave out.
+    """Set to zero, and return, the weights of tokens that top_k, then top_p, leave out; a top_k is 1 to vocab_size.
 
     The likeliest tokens' weights, in order, say how many tokens stay and what the last of them weighs; among equals of
-    that one, the lowest ids stay. Rows that the candidates cannot decide are decided by WIDENING times as many.
+    that one, the lowest ids stay. Candidates cannot decide a row if they are fewer than its top_k, or fewer than what
+    its top_p keeps; such rows are done again with WIDENING times as many.
     """
-    num_candidates = min(num_candidates, weights.shape[1])
+    vocab_size, ks, ps = weights.shape[1], top_ks[:, None], top_ps[:, None]
+    num_candidates = min(num_candidates, vocab_size)
     likeliest = weights.topk(num_candidates, dim=-1).values
     sums = functional.pad(likeliest.double().cumsum(-1), (1, 0))
-    sums_of_k = sums.gather(1, top_ks[:, None].clamp(max=num_candidates))
-    totals = torch.where(
-        top_ks[:, None] > num_candidates, weights.sum(-1, keepdim=True, dtype=torch.float64), sums_of_k
-    )
-    is_inside_p = (sums[:, :-1] < top_ps[:, None] * totals) | (top_ps[:, None] >= 1)
-    is_kept = is_inside_p & (torch.arange(num_candidates, device=weights.device) < top_ks[:, None])
+    sums_of_k = sums.gather(1, ks.clamp(max=num_candidates))
+    totals = torch.where(ks == vocab_size, weights.sum(-1, keepdim=True, dtype=torch.float64), sums_of_k)
+    is_kept = (sums[:, :-1] < ps * totals) | (ps >= 1)
+    is_kept &= torch.arange(num_candidates, device=weights.device) < ks
     num_kept = is_kept.sum(-1, keepdim=True)
-    is_undecided = ((num_kept == num_candidates) & (top_ks[:, None] > num_candidates))[:, 0]
-    cut = likeliest.gather(1, num_kept - 1).masked_fill_(is_undecided[:, None], 0)
+    is_undecided = (ks > num_candidates) & ((ks < vocab_size) | (num_kept == num_candidates))
+    cut = likeliest.gather(1, num_kept - 1).masked_fill_(is_undecided, 0)
     _zero_below(weights, cut, num_kept)
-    if is_undecided.any():
-        rows = is_undecided.nonzero()[:, 0]
+    rows = is_undecided.nonzero()[:, 0]
+    if len(rows):
         weights[rows] = _zero_least_likely(weights[rows], top_ks[rows], top_ps[rows], num_candidates * WIDENING)
     return weights
 
@@ -93,7 +93,8 @@ def _filter(
     rows = ((ks < vocab_size) | (ps < 1)).nonzero()[:, 0]
     if len(rows) == num_rows:
         return _zero_least_likely(weights, ks, ps, NUM_CANDIDATES)
-    weights[rows] = _zero_least_likely(weights[rows], ks[rows], ps[rows], NUM_CANDIDATES)
+    if len(rows):
+        weights[rows] = _zero_least_likely(weights[rows], ks[rows], ps[rows], NUM_CANDIDATES)
     return weights
 
 
