@@ -8,23 +8,27 @@ from scheduler_harness import SchedulerHarness, make_config
 from octavo.protocol.engine_messages import AddRequest
 from octavo.protocol.sampling_params import SamplingParams
 
-configs = st.builds(
-    make_config,
-    block_size=st.sampled_from([1, 2, 3, 4, 16]),
-    num_device_blocks=st.integers(1, 10),
-    max_model_len=st.sampled_from([6, 20, 40]),
-    vocab_size=st.sampled_from([11, 10_007]),
-    eos_token_ids=st.sampled_from([(), (2,), (2, 5)]),
-    max_num_seqs=st.integers(1, 4),
-    max_num_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
-    max_tokens_per_request=st.sampled_from([None, 1, 3]),
-    max_steps_in_flight=st.sampled_from([1, 2]),
-)
+
+@st.composite
+def configs(draw):
+    """Memory for one to a few requests: often enough to run some at a time, seldom enough for all of their output."""
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 16]))
+    return make_config(
+        block_size=block_size,
+        num_device_blocks=max(1, draw(st.integers(6, 48)) // block_size),
+        max_model_len=draw(st.sampled_from([6, 20, 40])),
+        vocab_size=draw(st.sampled_from([11, 10_007])),
+        eos_token_ids=draw(st.sampled_from([(), (2,), (2, 5)])),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 16, 64])),
+        max_tokens_per_request=draw(st.sampled_from([None, 1, 3])),
+        max_steps_in_flight=draw(st.sampled_from([1, 2])),
+    )
 
 
 @st.composite
 def sampling_params(draw):
-    max_tokens = draw(st.integers(1, 12))
+    max_tokens = draw(st.sampled_from([12, 1, 2, 5, 20]))
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
@@ -37,7 +41,7 @@ def sampling_params(draw):
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(config=configs)
+    @initialize(config=configs())
     def start(self, config):
         self.harness = SchedulerHarness(config)
         self.has_restarted = False
@@ -46,14 +50,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(logs))
 
     @rule(
-        prompt=st.lists(st.integers(0, 10), min_size=1, max_size=14),
+        prompts=st.lists(st.lists(st.integers(0, 10), min_size=1, max_size=10), min_size=1, max_size=4),
         params=sampling_params(),
         arrival_time_s=st.integers(0, 3),
         priority=st.integers(0, 1),
     )
-    def add(self, prompt, params, arrival_time_s, priority):
-        request_id = f"r{len(self.harness.logs)}"
-        self.harness.add(AddRequest(request_id, prompt, params, float(arrival_time_s), priority=priority))
+    def add(self, prompts, params, arrival_time_s, priority):
+        for prompt in prompts:
+            request_id = f"r{len(self.harness.logs)}"
+            self.harness.add(AddRequest(request_id, prompt, params, float(arrival_time_s), priority=priority))
 
     @precondition(lambda self: self.harness.logs)
     @rule(data=st.data())
@@ -98,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def deliver(self):
         self.harness.deliver()
 
-    @rule(num_turns=st.integers(1, 6))
+    @rule(num_turns=st.integers(1, 12))
     def run_a_while(self, num_turns):
         for _ in range(num_turns):
             while self.harness.can_schedule() and self.harness.schedule() is not None:
