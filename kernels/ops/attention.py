@@ -1,11 +1,12 @@
 """Attention over the paged KV cache, and the writes into it.
 
 What a query gets depends on its request alone: not on the other requests of the step, on how the prompt was cut into
-chunks, on the block size, or on which blocks hold the keys. For that, keys are taken in tiles of fixed size from the
-request's start, each tile's sums have one shape and order, and tiles are joined in order by the online softmax
-(Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Keys that a query may not see add exact zeros. Rejected:
-one product over a request's whole length (another length is another order of summation), and `sdpa` (picks its
-algorithm by shape). Only slots with valid KV are read, so what lies in unused slots, NaN included, cannot matter.
+chunks, on the block size, or on which blocks hold the keys; to the bit on the CPUs that `linear` names. For that, keys
+are taken in tiles of fixed size from the request's start, each tile's sums have one shape and order, and tiles are
+joined in order by the online softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Keys that a query
+may not see add exact zeros. Only slots with valid KV are read, so that what lies in unused slots, NaN included, cannot
+matter. Rejected: one product over a request's whole length (another length is another order of summation), and
+torch's `scaled_dot_product_attention` (picks its algorithm by shape).
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """Matrix products of the layers.
 
-A row of the result depends on that row of x alone: it has the same bits alone as among 512. Matrix libraries do not
+A row of the result should depend on that row of x alone: the same bits alone as among 512. Matrix libraries do not
 promise that: they choose kernel, blocking and threads by shape, and with them the order of summation. Measured with
-torch 2.13 on two cores with AVX-512 and AMX, inner sizes 64 to 5632: `functional.linear` gives a row other bits at 1
-to 3 rows, and mostly at up to 15, than at 512 in fp32 (MKL); below and above 33 rows in bf16 (oneDNN). Two measures
-removed the differences: the operands the other way round, W xᵀ, where both libraries keep one order as long as they do
-not split the sums; and tiles that are small enough for that. A single row goes as two, because MKL has another kernel
-for one. What is left: bf16 with 192 outputs and 1536 inputs at some numbers of rows.
+torch 2.13 on Intel CPUs with AVX-512, with and without AMX, 1 to 4 threads, inner sizes 64 to 5632:
+`functional.linear` gives a row other bits at 1 to 3 rows, and mostly at up to 15, than at 512 in fp32 (MKL); below and
+above 33 rows in bf16 (oneDNN). Two measures removed the differences: the operands the other way round, W xᵀ, where
+both libraries keep one order as long as they do not split the sums; and tiles small enough for that. A single row goes
+as two, because MKL has another kernel for one. What is left: bf16 with 192 outputs and 1536 inputs at some numbers of
+rows; and MKL's AVX2 kernels, whose rows at the edge of a product differ. A backend with kernels of our own owes more.
 
 The price, in the time of all linear layers of SmolLM2-135M on one core: in fp32 three times as much at 1 to 4 rows,
-nothing from 8 to 256, a third more at 512; in bf16 a tenth more up to 128 rows and twice as much at 512. Rejected:
-padding to one number of rows, which costs the same at few rows and twice as much at many.
+about nothing from 8 to 128, a sixth at 512; in bf16 a fifth up to 128 rows and twice as much at 512; the head costs
+less than before but for 1 to 4 rows in fp32. Rejected: padding to one number of rows, which costs the same at few rows
+and twice as much at many.
 """
 
 from __future__ import annotations

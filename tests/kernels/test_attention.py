@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checks import DTYPES, assert_close, random_tensor
+from kernel_checks import DTYPES, assert_close, needs_steady_products, random_tensor
 
 from octavo.kernels.ops.attention import KEY_TILE, QUERY_TILE, copy_blocks, paged_attention, write_kv
 
@@ -161,6 +161,7 @@ MIXED = Case(
 )
 
 
+@needs_steady_products
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_request_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
     step = build(MIXED._replace(dtype=dtype))
@@ -170,6 +171,7 @@ def test_a_request_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
         assert torch.equal(run(part), together[tokens]), rows
 
 
+@needs_steady_products
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 140])
 def test_a_prompt_has_the_same_bits_in_chunks_of_any_size(chunk: int, dtype: torch.dtype) -> None:
