@@ -1,13 +1,16 @@
-"""Measures how long GET URL takes, from a process of its own, until its standard input ends; then prints JSON.
+"""Measures how long GET URL takes, from a process of its own, until its standard input ends.
 
     python health_probe.py http://127.0.0.1:8000/health 0.02
 
+prints `probing` once the first probe is through, and JSON at the end.
+
 It is a process because a probe inside the load client would wait for the client's own work and report that as the
-server's. It has no event loop and one connection at a time for the same reason. How late the machine woke it
-up is reported too (`late_s`): on a busy machine, that much of a latency is not the server's either.
+server's. It has no event loop and one connection at a time for the same reason. How late the machine woke it up
+is reported too (`late_s`): on a busy machine, that much of a latency is not the server's either.
 
 A server that blocks for a second is asked once in that second, where it should have been asked many times. So a latency
-L above the interval i counts as the latencies L, L - i, L - 2i, ... of the requests that could not be sent.
+L above the interval i counts as the latencies L, L - i, L - 2i, ... of the requests that could not be sent. A failed
+probe has no latency (a refused connection is quick); it counts as an error.
 """
 
 from __future__ import annotations
@@ -57,9 +60,12 @@ def probe(url: str, interval_s: float) -> dict[str, object]:
     while not select.select([sys.stdin], [], [], max(0.0, due_s - time.perf_counter()))[0]:
         late_s.append(time.perf_counter() - due_s)
         latency_s, error = ask(url)
-        latencies_s += with_the_unsent(latency_s, interval_s)
         if error:
             errors.append(error)
+        else:
+            latencies_s += with_the_unsent(latency_s, interval_s)
+        if len(late_s) == 1:
+            print("probing", flush=True)
         due_s = max(due_s + interval_s, time.perf_counter())
     return {
         "latencies_s": latencies_s,

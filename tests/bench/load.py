@@ -19,7 +19,7 @@ import resource
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +34,7 @@ from workloads import Cut, Request, with_tokenizer, write_prompts
 
 DEFAULT_CONCURRENCY = 8
 Value = TypeVar("Value")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -152,20 +153,20 @@ def per_server(name: str, values: Sequence[Value], count: int) -> list[Value]:
 def targets_of(args: argparse.Namespace) -> list[Target]:
     """Return the servers that the options name, in order."""
     count = len(args.url)
-    labels = args.label or [chr(ord("A") + index) for index in range(count)]
-    columns = [
-        [url.rstrip("/") for url in args.url],
-        per_server("model", args.model, count),
-        per_server("label", labels, count),
-        per_server("pid", args.pid or [None], count),
+    urls = [url.rstrip("/") for url in args.url]
+    models = per_server("model", args.model, count)
+    labels = per_server("label", args.label or [chr(ord("A") + index) for index in range(count)], count)
+    pids = per_server("pid", args.pid or [None], count)
+    return [
+        Target(url, model, label, pid, args.chat, args.length_control, args.timeout_s)
+        for url, model, label, pid in zip(urls, models, labels, pids, strict=True)
     ]
-    return [Target(*values, args.chat, args.length_control, args.timeout_s) for values in zip(*columns, strict=True)]
 
 
-def positive(kind: type[Value]) -> functools.partial[Value]:
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     """Return an argparse type: a number above 0."""
 
-    def parse(text: str) -> Value:
+    def parse(text: str) -> Number:
         value = kind(text)
         if not value > 0:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")

@@ -52,7 +52,7 @@ def summarize(outcomes: Sequence[Outcome], seconds: float) -> Report:
         "errors": sum(outcome.error is not None for outcome in outcomes),
         "wrong_lengths": sum(outcome.wrong_length is not None for outcome in outcomes),
         "first_error": next(iter(problems), None),
-        "seconds": round(seconds, 3),
+        "seconds": round(seconds, 6),
         "prompt_tokens": num_prompt_tokens,
         "output_tokens": num_output_tokens,
         "output_tokens_asked": sum(outcome.num_asked_tokens for outcome in outcomes),
@@ -128,6 +128,8 @@ def row(report: Report) -> str:
     texts = [str(report[name]) for name in ("label", "workload", "load", "requests", "errors", "wrong_lengths")]
     rates = [number("prompt_tok_s"), number("output_tok_s")]
     latencies = [triple(name) for name in ("ttft", "tpot", "itl", "end_to_end", "health")]
+    if report.get("health_errors"):
+        latencies[-1] += f" ({report['health_errors']} failed)"
     memory = f"{number('peak_rss_mib')} / {number('peak_pss_mib')}"
     return f"| {' | '.join([*texts, *rates, *latencies, number('server_cpu_s'), memory])} |"
 

@@ -111,6 +111,8 @@ async def probe_health(url: str | None) -> AsyncIterator[HealthProbe | None]:
     )
     health = HealthProbe()
     try:
+        assert process.stdout is not None
+        await process.stdout.readline()  # it has begun
         yield health
     finally:
         output, _ = await process.communicate(b"")  # closes its standard input

@@ -196,10 +196,12 @@ async def test_a_run_reports_everything(
     assert await load.run(load.parse_arguments(arguments(url, out, *options)))
     (found,) = map(json.loads, out.read_text().splitlines())
     assert (found["requests"], found["errors"], found["wrong_lengths"], found["output_tokens"]) == (6, 0, 0, 48)
-    assert found["output_tokens"] / found["seconds"] == pytest.approx(found["output_tok_s"], rel=0.01)
+    assert found["output_tokens"] / found["seconds"] == pytest.approx(found["output_tok_s"], rel=0.001)
     assert found["ttft_p50_ms"] <= found["ttft_p90_ms"] <= found["ttft_p99_ms"] <= found["end_to_end_p99_ms"]
     assert found["peak_rss_mib"] > 10
     assert found["health_errors"] == 0
+    assert found["health_probes"] > 0
+    assert found["health_p50_ms"] <= found["health_p99_ms"] <= found["health_max_ms"]
     assert found["load"] == "C=3"
     assert server.most_in_flight == 3
     assert len(server.bodies) == 8
@@ -218,16 +220,16 @@ async def test_a_run_with_faults_is_not_clean(fake: tuple[FakeServer, str], tmp_
     assert found["first_error"]
 
 
-@pytest.mark.parametrize(("model", "num_differing"), [("good", 0), ("unsteady", 6)])
+@pytest.mark.parametrize(("model", "num_differing"), [("good", 0), ("unsteady", 12)])
 async def test_answers_under_load_are_compared_with_answers_alone(
     fake: tuple[FakeServer, str], tmp_path: Path, model: str, num_differing: int
 ) -> None:
     out = tmp_path / "runs.jsonl"
-    options = arguments(fake[1], out, "--model", model, "--workload", "fixed", "--compare-alone")
+    options = arguments(fake[1], out, "--model", model, "--workload", "fixed", "--compare-alone", "--requests", "12")
     assert await load.run(load.parse_arguments(options)) is (num_differing == 0)
     found = json.loads(out.read_text())
-    assert (found["outputs_compared"], found["outputs_differing"]) == (6, num_differing)
-    assert fake[0].most_in_flight == 6
+    assert (found["outputs_compared"], found["outputs_differing"]) == (12, num_differing)
+    assert fake[0].most_in_flight == 12
 
 
 async def test_two_servers_take_turns_with_the_same_requests_and_are_compared(
@@ -263,3 +265,29 @@ def test_a_failed_answer_is_not_the_same_as_another_failed_answer() -> None:
     failed = Outcome(5, error="gone")
     good = Outcome(5, text="same", num_output_tokens=5)
     assert report.compare_answers([good, failed], [good, failed])["outputs_differing"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "concurrency", "arrivals", "last_arrival_s"),
+    [
+        ([], None, "trace × 2", 10.0),
+        (["--concurrency", "2"], 2, "C=2", 10.0),
+        (["--compare-alone"], 3, "C=3", 10.0),
+        (["--rate", "1000"], None, "1000/s", pytest.approx(0.002, abs=0.01)),
+    ],
+)
+def test_a_trace_gives_the_arrivals_unless_something_else_is_asked(
+    tmp_path: Path, options: list[str], concurrency: int | None, arrivals: str, last_arrival_s: float
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    row = {"input_length": 9, "output_length": 9, "hash_ids": [0]}
+    trace.write_text("".join(json.dumps({"timestamp": ms, **row}) + "\n" for ms in (0, 1000, 5000)))
+    always = ["--url", "http://a", "--model", "m", "--trace", str(trace), "--time-scale", "2"]
+    found = load.load_of(load.parse_arguments([*always, *options]))
+    assert (found.name, found.concurrency, found.arrivals) == ("trace", concurrency, arrivals)
+    assert found.shapes[-1].arrival_s == last_arrival_s
+
+
+def test_a_load_without_a_trace_is_a_closed_loop() -> None:
+    found = load.load_of(load.parse_arguments(["--url", "http://a", "--model", "m", "--requests", "5"]))
+    assert (found.concurrency, found.arrivals, len(found.shapes)) == (8, "C=8", 5)

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import report
 from load_client import Outcome
+from server_watch import probe_health
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 101])
@@ -69,7 +70,13 @@ def test_a_stalled_probe_stands_for_those_that_were_due() -> None:
     assert health_probe.with_the_unsent(0.05, 0.02) == pytest.approx([0.05, 0.03, 0.01])
 
 
-def test_a_probe_of_nothing_is_an_error() -> None:
-    _, error = health_probe.ask("http://127.0.0.1:1/health")
-    assert error
-    assert "ConnectionRefused" in error
+async def test_a_probe_that_fails_is_an_error_and_has_no_latency() -> None:
+    async with probe_health("http://127.0.0.1:1/health") as health:
+        pass
+    assert health is not None
+    assert health.errors == len(health.late_s) > 0
+    assert health.latencies_s == []
+    found = report.describe_health(health)
+    assert "ConnectionRefused" in found["health_first_error"]
+    assert found["health_p99_ms"] is None
+    assert not report.is_clean(found)

@@ -18,7 +18,6 @@ from traces import Shape
 
 SENTENCES = Path(__file__).with_name("english.txt").read_text().splitlines()
 CHARS_PER_TOKEN = 4.7  # of english.txt with a vocabulary of 49,152; used where no tokenizer is given
-FILLER = " a"  # one token of every English vocabulary, wherever it stands between words
 
 Cut = Callable[[str, int], str | None]
 
@@ -42,7 +41,8 @@ def cut_by_characters(text: str, num_tokens: int) -> str | None:
 def cut_by_tokens(tokenizer: Tokenizer, text: str, num_tokens: int) -> str | None:
     """Return the opening of `text` that encodes to exactly `num_tokens`, special tokens included (None: too short).
 
-    A cut inside a word may encode to more tokens than it had there; then whole words go and fillers take their place.
+    A text cut between two of its tokens encodes to the tokens before the cut, in BPE, Unigram and WordPiece alike; that
+    is checked. Raises ValueError for a tokenizer of another kind.
     """
     num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
     num_tokens = max(num_tokens, num_special + 1)  # no server takes a prompt without text
@@ -50,11 +50,8 @@ def cut_by_tokens(tokenizer: Tokenizer, text: str, num_tokens: int) -> str | Non
     if len(encoding.ids) + num_special < num_tokens:
         return None
     text = text[: encoding.offsets[num_tokens - num_special - 1][1]]
-    while (excess := len(tokenizer.encode(text).ids) - num_tokens) > 0 and " " in text:
-        text = text.rpartition(" ")[0]
-    text += FILLER * -excess
-    if len(tokenizer.encode(text).ids) != num_tokens:
-        raise ValueError(f"this tokenizer does not let us make a prompt of exactly {num_tokens} tokens")
+    if (found := len(tokenizer.encode(text).ids)) != num_tokens:
+        raise ValueError(f"this tokenizer made {found} tokens of a prompt that should have {num_tokens}")
     return text
 
 
