@@ -16,7 +16,7 @@ from octavo.worker.device import MIB, check_fits, explain_out_of_memory, out_of_
 from octavo.worker.models.config import LlamaConfig
 
 KV_CACHE = "the KV cache"
-LOWER_KV_SIZE = "lower --kv-cache-bytes or --num-device-blocks"
+LOWER_KV_SIZE = "lower --kv-cache-memory or --num-device-blocks"
 LOWER_STEP_SIZE = "lower --max-model-len, --max-num-batched-tokens or --max-num-seqs"
 LOWER_MODEL_LEN = "lower --max-model-len or raise --memory-utilization"
 
@@ -43,7 +43,7 @@ def plan_num_blocks(cache: CacheConfig, block_bytes: int, max_model_len: int, fr
     if cache.kv_cache_bytes is not None:
         num_blocks = cache.kv_cache_bytes // block_bytes
         if num_blocks == 0:
-            raise out_of_memory("one KV block", block_bytes, "raise --kv-cache-bytes")
+            raise out_of_memory("one KV block", block_bytes, "raise --kv-cache-memory")
         return num_blocks
     if step_bytes >= free_bytes:
         raise out_of_memory("the largest step", step_bytes, LOWER_STEP_SIZE)

@@ -22,7 +22,7 @@ from octavo.worker.sampler import Sampler, SamplingRow
 ALL_OPTIONS = SamplingParams(max_tokens=2, min_tokens=1, temperature=0.5, top_k=50, top_p=0.5, min_p=0.01)
 
 
-def _largest_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadata]:
+def largest_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadata]:
     """Return positions int64 [T], and the metadata of requests that are in their last chunk."""
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     chunk = min(num_tokens, max_model_len, config.scheduler.max_tokens_per_request or num_tokens)
@@ -44,7 +44,7 @@ def measure_largest_step_bytes(
     model: LlamaForCausalLM, sampler: Sampler, config: EngineConfig, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Return the bytes by which memory grows while the largest step runs; raises StartupError(OUT_OF_MEMORY)."""
-    positions, metadata = _largest_inputs(config)
+    positions, metadata = largest_inputs(config)
     positions, metadata = positions.to(device), AttentionMetadata(*(tensor.to(device) for tensor in metadata))
     block_size, sizes = config.cache.block_size, model.config
     num_blocks = math.ceil(len(positions) / block_size)

@@ -145,7 +145,7 @@ def test_dtype_by_wish_checkpoint_and_cpu(tmp_path, asked, stored, native, plain
 @pytest.mark.parametrize(
     ("parallel", "words"),
     [
-        (ParallelConfig(device=DeviceKind.CUDA), "--device cuda"),
+        (ParallelConfig(device=DeviceKind.CUDA), "device cuda"),
         (ParallelConfig(tensor_parallel_size=2), "--tensor-parallel-size 2"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_given_size_is_taken():
     [
         ({"step_bytes": 1_000_000}, "the largest step: 1.0 MiB needed"),
         ({"cache": CacheConfig(block_size=16), "max_model_len": 16 * 401}, "--max-model-len"),
-        ({"cache": CacheConfig(kv_cache_bytes=999)}, "raise --kv-cache-bytes"),
+        ({"cache": CacheConfig(kv_cache_bytes=999)}, "raise --kv-cache-memory"),
     ],
 )
 def test_too_little_memory_names_the_flag(arguments, words):

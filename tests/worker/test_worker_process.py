@@ -145,7 +145,7 @@ def contradict_vocabulary(config):
         (reshape, ExitCode.BAD_WEIGHTS, ("model.safetensors: tensor model.norm.weight", "[47]", "[48]")),
         (rename_architecture, ExitCode.UNSUPPORTED_MODEL, ("LlamaForCausalML", "nearest: LlamaForCausalLM")),
         (remove_config, ExitCode.MODEL_NOT_FOUND, ("config.json",)),
-        (ask_for_too_much, ExitCode.OUT_OF_MEMORY, ("MiB needed", "MiB free", "--kv-cache-bytes")),
+        (ask_for_too_much, ExitCode.OUT_OF_MEMORY, ("MiB needed", "MiB free", "--kv-cache-memory")),
         (contradict_vocabulary, ExitCode.BAD_WEIGHTS, ("vocab_size is 160", "161")),
     ],
 )
