@@ -132,7 +132,7 @@ async def run(args: argparse.Namespace) -> bool:
         for target, reports in zip(targets, runs, strict=True):
             # A text of its own for each round: nothing of the last one is in a prefix cache.
             reports.append(await measure(target, load, args.seed + number, args))
-            print(report.row(reports[-1]), flush=True)
+            print(report.row(reports[-1]), *report.remarks(reports[-1]), sep="\n", flush=True)
     for reports in runs:
         for found in reports:
             publish(found, args.out)

@@ -134,6 +134,15 @@ def row(report: Report) -> str:
     return f"| {' | '.join([*texts, *rates, *latencies, number('server_cpu_s'), memory])} |"
 
 
+def remarks(report: Report) -> list[str]:
+    """Return what a row has no room for: the first fault, and whether load changed answers."""
+    lines = [f"first fault: {report['first_error']}"] if report["first_error"] else []
+    if "outputs_compared" in report:
+        counts = f"{report['outputs_differing']} of {report['outputs_compared']}"
+        lines.append(f"{counts} answers under load differ from the same requests' answers alone")
+    return [f"{report['label']}: {line}" for line in lines]
+
+
 def compare_servers(runs: Sequence[Sequence[Report]]) -> Report:
     """Return the median of each figure per server (`runs[server][round]`) and its ratio to that of the first server."""
     comparison: Report = {"labels": [reports[0]["label"] for reports in runs]}

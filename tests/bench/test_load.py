@@ -211,18 +211,20 @@ async def test_a_run_reports_everything(
 
 
 @pytest.mark.parametrize("model", ["short", "refusing"])
-async def test_a_run_with_faults_is_not_clean(fake: tuple[FakeServer, str], tmp_path: Path, model: str) -> None:
+async def test_a_run_with_faults_is_not_clean(
+    fake: tuple[FakeServer, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
     out = tmp_path / "runs.jsonl"
     assert not await load.run(load.parse_arguments(arguments(fake[1], out, "--model", model)))
     found = json.loads(out.read_text())
     assert found["errors" if model == "refusing" else "wrong_lengths"] == 6
     assert found["output_tok_s"] == 0
-    assert found["first_error"]
+    assert f"A: first fault: {found['first_error']}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("model", "num_differing"), [("good", 0), ("unsteady", 12)])
 async def test_answers_under_load_are_compared_with_answers_alone(
-    fake: tuple[FakeServer, str], tmp_path: Path, model: str, num_differing: int
+    fake: tuple[FakeServer, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, num_differing: int
 ) -> None:
     out = tmp_path / "runs.jsonl"
     options = arguments(fake[1], out, "--model", model, "--workload", "fixed", "--compare-alone", "--requests", "12")
@@ -230,6 +232,7 @@ async def test_answers_under_load_are_compared_with_answers_alone(
     found = json.loads(out.read_text())
     assert (found["outputs_compared"], found["outputs_differing"]) == (12, num_differing)
     assert fake[0].most_in_flight == 12
+    assert f"A: {num_differing} of 12 answers under load differ" in capsys.readouterr().out
 
 
 async def test_two_servers_take_turns_with_the_same_requests_and_are_compared(
