@@ -173,10 +173,11 @@ def test_a_request_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
 
 @needs_steady_products
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 140])
-def test_a_prompt_has_the_same_bits_in_chunks_of_any_size(chunk: int, dtype: torch.dtype) -> None:
+def test_a_prompt_has_the_same_bits_in_chunks_of_any_size(chunk: int, group: int, dtype: torch.dtype) -> None:
     """The later tokens' slots are still poison when the earlier chunks run."""
-    step = build(Case([150], [0], num_kv_heads=3, group=3, head_dim=64, dtype=dtype))
+    step = build(Case([150], [0], num_kv_heads=3, group=group, head_dim=64, dtype=dtype))
     whole = run(step)
     tokens = torch.arange(150)
     slots = step.block_tables[0, tokens // 16].long() * 16 + tokens % 16

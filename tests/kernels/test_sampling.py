@@ -204,6 +204,12 @@ def test_top_k_keeps_the_lowest_of_equals() -> None:
     assert set(draw(logits.expand(1000, -1), uniforms, top_k=3)) == {1, 2, 3}
 
 
+def test_min_p_keeps_a_token_that_is_just_as_likely_as_it_says() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0]])
+    uniforms = torch.arange(100).double() / 100
+    assert set(draw(logits.expand(100, -1), uniforms, min_p=1.0)) == {1, 3}
+
+
 def test_the_extreme_random_numbers_give_the_first_and_the_last_kept_token() -> None:
     logits = torch.full((2, 1000), -INF)
     logits[:, 300:700] = torch.randn(400, generator=torch.Generator().manual_seed(1))
