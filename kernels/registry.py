@@ -8,7 +8,7 @@ call by the tensor's device (a hidden branch in the hot path, and a wrong choice
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ class Op(Generic[Parameters, Result]):
         return name
 
 
-_OPS: dict[str, Op[..., object]] = {}
+_OPS: dict[str, Op[..., Any]] = {}
 
 
 def op(reference: Callable[Parameters, Result]) -> Op[Parameters, Result]:
