@@ -189,6 +189,8 @@ def test_a_request_with_nan_fails_alone(model, alone):
     output = driver.step(r2=1, r3=1, r4=1)
     assert output.errors == {"r3": ErrorCode.NUMERICAL_ERROR}
     assert output.sampled_token_ids.keys() == {"r2", "r4"}
+    states = driver.runner.states
+    assert states.num_tokens[states.rows["r3"]] == driver.requests["r3"].num_tokens
 
     late = driver.runner.execute(SchedulerOutput(driver.step_id, [], [], [], [], [], {"r3": 1}))
     assert (late.sampled_token_ids, late.errors) == ({}, {})  # its next step was already on the way
