@@ -65,7 +65,7 @@ async def test_many_streams_at_once_say_what_each_says_alone(client: openai.Asyn
     jobs = [
         {
             "prompt": f"Fact number {index}: the {noun}",
-            "max_tokens": 12,
+            "max_tokens": 6,
             "temperature": index % 2,
             "seed": index,
             "extra_body": {"ignore_eos": True},

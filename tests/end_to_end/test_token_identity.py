@@ -16,6 +16,7 @@ from octavo.protocol.sampling_params import SamplingParams
 pytestmark = pytest.mark.model
 
 NUM_OUTPUT_TOKENS = 24
+NUM_OUTPUT_TOKENS_ALONE = 8
 NUM_AT_ONCE = 16
 NUM_SLOTS = 8192
 PROMPTS = (
@@ -70,6 +71,10 @@ def reference(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
     return continuations
 
 
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
 @pytest.mark.parametrize("max_tokens_per_request", [7, 64, None], ids=lambda chunk: f"chunk-{chunk}")
 @pytest.mark.parametrize("block_size", [1, 16, 32], ids=lambda size: f"block-{size}")
 def test_tokens_are_those_of_transformers(
@@ -96,8 +101,7 @@ def test_tokens_are_those_of_transformers(
         scheduler=SchedulerConfig(max_num_seqs=NUM_AT_ONCE, max_tokens_per_request=max_tokens_per_request),
     )
     engine = InlineEngine(config)
-    greedy = SamplingParams(max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
-    at_once = [output for output, _ in engine.generate(prompts, [greedy] * len(prompts))]
-    assert at_once == reference
-    alone = [engine.generate([prompt], [greedy])[0][0] for prompt in prompts]
-    assert alone == reference
+    at_once = engine.generate(prompts, [greedy(NUM_OUTPUT_TOKENS)] * len(prompts))
+    assert [output for output, _ in at_once] == reference
+    alone = [engine.generate([prompt], [greedy(NUM_OUTPUT_TOKENS_ALONE)])[0][0] for prompt in prompts]
+    assert alone == [output[:NUM_OUTPUT_TOKENS_ALONE] for output in reference]
