@@ -1,7 +1,8 @@
 """Token embedding, and the head that turns hidden states into logits.
 
-Logits are fp32 whatever the dtype of the model, because sampling compares and exponentiates them. A tied head shares
-the embedding's weight, so that there is one copy of the largest tensor of a small model.
+Logits are computed in fp32 whatever the dtype of the model: bfloat16 would round the largest ones to eighths, and
+greedy sampling would choose among ties that the model never meant. A tied head shares the embedding's weight, so that
+there is one copy of the largest tensor of a small model. Rejected: a second copy of the weight in fp32.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from torch import nn
 
 from octavo.kernels.ops.linear import linear
 from octavo.worker.layers.weight_slot import WeightSlot, empty_parameter, whole_parameter
+
+HEAD_TILE = 2048  # rows of the weight that are in fp32 at a time
 
 
 class Embedding(nn.Module):
@@ -46,10 +49,16 @@ class OutputHead(nn.Module):
         self.weight = (
             empty_parameter(vocab_size, hidden_size, dtype=dtype, device=device) if tied_weight is None else tied_weight
         )
+        # Kept, because fresh memory at every step costs more in page faults than the product.
+        self.tile = torch.empty(HEAD_TILE, hidden_size, dtype=torch.float32, device=device)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden_size] -> fp32 [N, vocab_size]."""
-        return linear(hidden, self.weight).float()
+        hidden = hidden.float()
+        logits = hidden.new_empty(hidden.shape[0], self.weight.shape[0])
+        for rows, columns in zip(self.weight.split(HEAD_TILE), logits.split(HEAD_TILE, dim=1), strict=True):
+            columns.copy_(linear(hidden, self.tile[: rows.shape[0]].copy_(rows)))
+        return logits
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         if not self.is_tied:
