@@ -57,8 +57,11 @@ class OutputHead(nn.Module):
         hidden = hidden.float()
         logits = hidden.new_empty(hidden.shape[0], self.weight.shape[0])
         for rows, columns in zip(self.weight.split(HEAD_TILE), logits.split(HEAD_TILE, dim=1), strict=True):
-            columns.copy_(linear(hidden, self.tile[: rows.shape[0]].copy_(rows)))
+            columns.copy_(linear(hidden, self._in_fp32(rows)))
         return logits
+
+    def _in_fp32(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if rows.dtype is torch.float32 else self.tile[: rows.shape[0]].copy_(rows)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         if not self.is_tied:
