@@ -37,6 +37,30 @@ class DeviceKind(StrEnum):
     CUDA = "cuda"
 
 
+class SchedulingPolicy(StrEnum):
+    """Who is admitted next."""
+
+    FCFS = "fcfs"  # first come, first served
+    PRIORITY = "priority"  # lower `priority` first, then first come
+    LONGEST_PREFIX = "longest-prefix"  # of the first few that wait, the one that finds most of its prompt in the cache
+
+
+class AdmissionPolicy(StrEnum):
+    """When one more request fits."""
+
+    RESERVE_ALL = "reserve-all"  # all that everybody may ever need is free
+    WATERMARK = "watermark"  # everybody could take one more block
+    PREDICTED_PEAK = "predicted-peak"  # the most that is expected to be needed at any time is free
+
+
+class PreemptionMode(StrEnum):
+    """What happens to the KV of a preempted request."""
+
+    AUTO = "auto"  # the cheaper one by the worker's measured speeds
+    SWAP = "swap"  # copied to the host tier, unless that is full
+    RECOMPUTE = "recompute"  # given up
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: frozen, by keyword only, unknown fields refused."""
 
@@ -73,12 +97,22 @@ class CacheConfig(Config, frozen=True):
         memory_utilization: share of the device's free memory, after weights and the largest step, for KV blocks.
         kv_cache_bytes: exact size of the KV tensor instead of a share of what is free.
         num_device_blocks: exact number of blocks instead of a measured one (tests and experiments).
+        enable_prefix_caching: requests share the blocks of equal beginnings.
+        swap_space_bytes: memory of the host tier for the blocks of preempted requests.
+        kv_offload_bytes: memory of the host tier for evicted blocks of the prefix cache; swaps may take it over.
+        num_host_blocks: exact number of host blocks instead of what the two sizes hold (tests and experiments).
+        check_swapped_blocks: keep a checksum of every block on the host and compare it when the block comes back.
     """
 
     block_size: Positive = 16
     memory_utilization: Fraction = 0.5
     kv_cache_bytes: Positive | None = None
     num_device_blocks: Positive | None = None
+    enable_prefix_caching: bool = True
+    swap_space_bytes: NonNegative = 0
+    kv_offload_bytes: NonNegative = 0
+    num_host_blocks: NonNegative | None = None
+    check_swapped_blocks: bool = False
 
 
 class SchedulerConfig(Config, frozen=True):
@@ -90,12 +124,28 @@ class SchedulerConfig(Config, frozen=True):
         max_tokens_per_request: tokens that one step computes for one request (the chunk of chunked prefill);
             `None` leaves the token budget as the only bound.
         max_steps_in_flight: 2 sends step n+1 before the result of step n is back; 1 is the plain loop, the oracle.
+        max_prefill_share: share of the token budget that requests with several tokens to compute may take while
+            others wait for one token each; below 1 it bounds how much a long prompt slows the others down.
+        max_preemptions_per_request: after so many a request is admitted only when it will not be preempted again.
     """
 
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 512
     max_tokens_per_request: Positive | None = None
     max_steps_in_flight: Annotated[int, msgspec.Meta(ge=1, le=2)] = 2
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    admission_policy: AdmissionPolicy = AdmissionPolicy.WATERMARK
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    max_prefill_share: Fraction = 1.0
+    max_preemptions_per_request: Positive = 4
+
+    def __post_init__(self) -> None:
+        """Raise ValueError whose text starts with the name of the field that does not fit the others."""
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs ({self.max_num_seqs}) must not be above max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}): every running request gets a token in every step"
+            )
 
 
 class ParallelConfig(Config, frozen=True):
@@ -117,6 +167,8 @@ class ApiConfig(Config, frozen=True):
 
     Attributes:
         max_queued_requests: requests accepted and not yet finished beyond `max_num_seqs`; more get 429.
+        max_queued_tokens: prompt tokens of all accepted requests that have no output yet; more get 429. `None` is
+            four times what the KV blocks hold.
         max_body_bytes: size of a request body; more gets 413.
         max_choices: prompts × n of one HTTP request.
         request_timeout_s: longest life of a request; then it ends with an error.
@@ -127,6 +179,7 @@ class ApiConfig(Config, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     max_queued_requests: Positive = 1024
+    max_queued_tokens: Positive | None = None
     max_body_bytes: Positive = 8 * 2**20
     max_choices: Positive = 256
     request_timeout_s: Seconds = 600.0

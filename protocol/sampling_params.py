@@ -11,6 +11,7 @@ import math
 import msgspec
 
 MAX_SEED = 2**63 - 1
+MAX_NUM_CANDIDATES = 2**16
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -27,6 +28,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
         choice_index: which of the n choices of one prompt this is; part of the random numbers' counter.
         stop_token_ids: ids that end the request like EOS does, whatever `ignore_eos` says.
         ignore_eos: go on after the model's EOS.
+        num_candidates: instead of sampling, report so many of the likeliest tokens with their logprobs, and let the
+            engine core say how the request goes on (beam search); 0 samples.
     """
 
     max_tokens: int
@@ -39,6 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     choice_index: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    num_candidates: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError whose text starts with the name of the first field that is out of range."""
@@ -51,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
             ("min_p", 0 <= self.min_p <= 1, "must be in [0, 1]"),
             ("seed", 0 <= self.seed <= MAX_SEED, f"must be in [0, {MAX_SEED}]"),
             ("choice_index", 0 <= self.choice_index < 2**31, "must be a small non-negative number"),
+            ("num_candidates", 0 <= self.num_candidates <= MAX_NUM_CANDIDATES, f"is at most {MAX_NUM_CANDIDATES}"),
             ("stop_token_ids", all(0 <= i < 2**31 for i in self.stop_token_ids), "must be token ids"),
         )
         for name, is_valid, rule in checks:
