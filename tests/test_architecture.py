@@ -21,6 +21,7 @@ ALLOWED = {  # package -> first-party packages that it may import, besides itsel
     "worker": {"protocol", "kernels"},
     "engine_core": {"protocol"},
     "api_server": {"protocol"},
+    "simulator": {"protocol", "engine_core"},
 }
 BANNED = {  # package -> third-party modules that must not appear below it
     "protocol": {"torch", "numpy"},
@@ -28,7 +29,9 @@ BANNED = {  # package -> third-party modules that must not appear below it
     "api_server": {"torch", "triton", "zmq"},
     "worker": {"zmq"},
     "kernels": {"zmq", "aiohttp", "msgspec"},
+    "simulator": {"torch", "triton", "zmq"},
 }
+FOLDERS = {"simulator": "tests/simulation/simulator"}  # of packages that do not stand at the top level
 BANNED_EVERYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
 BANNED_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
 TRANSPORT_USERS = {"engine_core/server.py", "engine_core/executor.py"}  # inside engine_core
@@ -37,12 +40,27 @@ ZMQ_FILE = "protocol/transport.py"
 MAX_LINES = 400
 MAX_ENGINE_CORE_LINES = 2_500
 
-PRODUCT_FILES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
-TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+
+def folder_of(package: str) -> Path:
+    return ROOT / FOLDERS.get(package, package)
+
+
+PRODUCT_FILES = sorted(path for package in ALLOWED for path in folder_of(package).rglob("*.py"))
+TEST_FILES = sorted(set((ROOT / "tests").rglob("*.py")) - set(PRODUCT_FILES))
 
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def package_of(path: Path) -> str:
+    return next(package for package in ALLOWED if path.is_relative_to(folder_of(package)))
+
+
+def module_folder_of(path: Path) -> str:
+    """Dotted name, below `octavo`, of the package that the file is in."""
+    package = package_of(path)
+    return ".".join((package, *path.parent.relative_to(folder_of(package)).parts))
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -66,7 +84,7 @@ def called_names(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", PRODUCT_FILES, ids=name_of)
 def test_imports_follow_the_process_diagram(path: Path) -> None:
-    name, package = name_of(path), name_of(path).split("/")[0]
+    name, package = name_of(path), package_of(path)
     modules = set(imported_modules(ast.parse(path.read_text())))
     top_level = {module.split(".")[0] for module in modules}
     allowed_zmq = {"zmq"} if name == ZMQ_FILE else set()
@@ -118,8 +136,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 def test_every_package_is_installed() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         listed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
-    folders = {name_of(path.parent).replace("/", ".") for path in PRODUCT_FILES}
-    assert listed == {f"octavo.{folder}" for folder in folders}
+    assert listed == {f"octavo.{module_folder_of(path)}" for path in PRODUCT_FILES}
 
 
 def test_our_kernels_folder_is_not_mistaken_for_the_package_of_that_name() -> None:
