@@ -115,7 +115,10 @@ class ContiguousSimulation:
         num_pairs = sum(attention_pairs(0, shape.num_prompt_tokens) for shape in admitted)
         self._num_token_slots += num_prompt_tokens + len(self._running) - len(admitted)
         return StepLoad(
-            num_prompt_tokens + num_others, num_prompt_tokens + num_other_kv_tokens, num_pairs + num_other_kv_tokens
+            num_tokens=num_prompt_tokens + num_others,
+            num_sampled_tokens=len(admitted) + num_others,
+            num_kv_tokens=num_prompt_tokens + num_other_kv_tokens,
+            num_attention_pairs=num_pairs + num_other_kv_tokens,
         )
 
     def _num_kv_tokens(self, job: Job) -> int:

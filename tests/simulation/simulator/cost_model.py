@@ -1,13 +1,13 @@
 """How long a device takes for a step.
 
     step = overhead + copies between the tiers + copies on the device + linear layers + attention
-    linear layers = max(all weights read once, flops of all tokens)
+    linear layers = max(their weights read once, flops of all tokens, and of those that sample with the output head)
     attention = max(KV of every request read once, flops of every token with its context)
 
 Copies come first and are not overlapped, as the protocol orders them. A roofline per kind of layer, not one for the
 whole step: the two kinds run one after the other, so the memory time of one does not hide behind the arithmetic of the
-other. Left out: KV writes, activations, and that only sampled tokens need the output head; they are small. Several
-devices are one device with the sum of their speeds: communication is free, so their figures are an upper bound.
+other. Left out: KV writes and activations; they are small. Several devices are one device with the sum of their
+speeds: communication is free, so their figures are an upper bound.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class StepLoad:
 
     Attributes:
         num_tokens: tokens computed.
+        num_sampled_tokens: tokens sampled.
         num_kv_tokens: tokens whose KV is read, once for each request of the step.
         num_attention_pairs: (token, token of its context) over all computed tokens, itself included.
         num_link_copies: blocks copied between the tiers.
@@ -32,6 +33,7 @@ class StepLoad:
     """
 
     num_tokens: int
+    num_sampled_tokens: int
     num_kv_tokens: int
     num_attention_pairs: int
     num_link_copies: int = 0
@@ -63,10 +65,8 @@ class CostModel:
             load.num_link_copies / self._link_bytes_per_s
             + 2 * load.num_device_copies / self._memory_bytes_per_s  # read and written
         )
-        linear_s = max(
-            model.weight_bytes / self._memory_bytes_per_s,
-            load.num_tokens * model.flops_per_token / self._flops_per_s,
-        )
+        num_products = load.num_tokens * model.num_layer_params + load.num_sampled_tokens * model.num_head_params
+        linear_s = max(model.read_bytes / self._memory_bytes_per_s, 2 * num_products / self._flops_per_s)
         attention_s = max(
             load.num_kv_tokens * model.kv_bytes_per_token / self._memory_bytes_per_s,
             load.num_attention_pairs * model.attention_flops_per_pair / self._flops_per_s,
@@ -86,4 +86,4 @@ class CostModel:
 
     def prefill_tokens_per_s(self, num_tokens: int) -> float:
         """What a worker would measure with one large step of `num_tokens` tokens of one prompt."""
-        return num_tokens / self.step_s(StepLoad(num_tokens, num_tokens, attention_pairs(0, num_tokens)))
+        return num_tokens / self.step_s(StepLoad(num_tokens, 1, num_tokens, attention_pairs(0, num_tokens)))

@@ -37,9 +37,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer with 16-bit weights and KV cache, as far as its cost is concerned."""
+    """A decoder-only transformer with 16-bit weights and KV cache, as far as its cost is concerned.
+
+    Attributes:
+        num_params: all of them; they take memory.
+        num_layer_params: those that every token is multiplied with.
+        num_head_params: those that only a token that samples is multiplied with: vocabulary × hidden size.
+    """
 
     num_params: float
+    num_layer_params: float
+    num_head_params: float
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -55,9 +63,9 @@ class Model:
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
-    def flops_per_token(self) -> float:
-        """Multiply and add with every weight; attention comes on top."""
-        return 2 * self.num_params
+    def read_bytes(self) -> float:
+        """Weights that a step reads; looking up an embedding reads next to nothing."""
+        return 2 * (self.num_layer_params + self.num_head_params)
 
     @property
     def attention_flops_per_pair(self) -> int:
@@ -66,11 +74,12 @@ class Model:
 
 
 DEVICES = {
-    # 2 cores of a Zen 4 EPYC as measured with our bf16 kernels: 32 GB/s, 430 GFLOP/s; copies run at half the bandwidth.
+    # 2 cores of a Zen 4 EPYC as measured with our bf16 kernels: 32 GB/s, 390 to 430 GFLOP/s;
+    # copies run at half the bandwidth.
     "cpu": Device(
         memory_bytes=8 * GIB,
         memory_bytes_per_s=32e9,
-        flops_per_s=430e9,
+        flops_per_s=400e9,
         link_bytes_per_s=16e9,
         compute_share=1.0,
         memory_share=1.0,
@@ -90,8 +99,9 @@ DEVICES = {
 }
 
 MODELS = {
-    "smollm2-135m": Model(134.5e6, 30, 9, 3, 64, 8192),  # config.json of SmolLM2-135M
-    "llama-8b": Model(8.03e9, 32, 32, 8, 128, 131_072),  # config.json of Llama 3.1 8B
-    "llama-70b": Model(70.6e9, 80, 64, 8, 128, 131_072),  # config.json of Llama 3.1 70B
-    "opt-13b": Model(12.85e9, 40, 40, 40, 128, 2048),  # config.json of OPT-13B, the PagedAttention paper's model
+    # From each model's config.json. The head of SmolLM2 and OPT is the embedding, the others have both.
+    "smollm2-135m": Model(134.5e6, 106.2e6, 28.3e6, 30, 9, 3, 64, 8192),
+    "llama-8b": Model(8.03e9, 6.98e9, 0.525e9, 32, 32, 8, 128, 131_072),  # Llama 3.1
+    "llama-70b": Model(70.6e9, 68.5e9, 1.05e9, 80, 64, 8, 128, 131_072),  # Llama 3.1
+    "opt-13b": Model(12.85e9, 12.58e9, 0.257e9, 40, 40, 40, 128, 2048),  # the model of the PagedAttention paper
 }

@@ -43,6 +43,7 @@ class Measurements:
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     tpot_s: array[float] = field(default_factory=lambda: array("d"))
     itl_s: array[float] = field(default_factory=lambda: array("d"))
+    makespan_s: float = 0.0  # until the last token of all
     num_finished: int = 0
     num_output_tokens: int = 0
     _samples: array[float] = field(default_factory=lambda: array("d"))
@@ -74,6 +75,7 @@ class Measurements:
     def finished(self, request_id: str, num_output_tokens: int) -> None:
         """The token before was the request's last."""
         first_s, last_s = self._requests.pop(request_id)
+        self.makespan_s = last_s
         self.num_finished += 1
         self.num_output_tokens += num_output_tokens
         if num_output_tokens > 1:

@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         kv_waste: of the slots that requests hold, the share without a token; mean over time.
         kv_waste_mean_of_steps: the same, every step counting alike.
         last_block_share: the part of kv_waste that no paging avoids: half a block, less half a slot, per request.
-        device_busy: share of the makespan in which the device computes.
+        device_busy: share of the time in which the device computes.
         prefix_hit_rate: prompt tokens found in the cache / prompt tokens.
         recomputed_share: tokens computed again after a preemption / tokens computed once.
         itl: time between two tokens of a request, over all tokens.
@@ -89,7 +89,7 @@ def make_report(
 ) -> Report:
     """Sum a run up. `stats` are the scheduler's counts at its end, NO_STATS for contiguous policies."""
     steps = measured.columns()
-    makespan_s = float(steps["end_s"][-1])
+    makespan_s = measured.makespan_s
     mean = _mean_over_time(steps)
     allocated, tokens = steps["num_allocated_slots"], steps["num_token_slots"]
     memory = _memory_shares(mean, measured.num_total_slots)
@@ -105,7 +105,7 @@ def make_report(
         makespan_s=makespan_s,
         output_tokens_per_s=measured.num_output_tokens / makespan_s,
         requests_per_s=measured.num_finished / makespan_s,
-        device_busy=float(steps["duration_s"].sum()) / makespan_s,
+        device_busy=float(steps["duration_s"].sum() / steps["end_s"][-1]),
         mean_running=mean["num_running"],
         max_running=int(steps["num_running"].max()),
         mean_waiting=mean["num_waiting"],

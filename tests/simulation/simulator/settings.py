@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -24,6 +25,8 @@ from octavo.simulator.cost_model import CostModel
 from octavo.simulator.devices import DEVICES, MODELS
 from octavo.simulator.prompts import VOCAB_SIZE
 from octavo.simulator.traces import Shape, capped, read_workload, scaled
+
+Scale = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Reservation(StrEnum):
@@ -54,8 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: str
     num_requests: Positive | None = None
-    rate_scale: float = 1.0
-    length_scale: float = 1.0
+    rate_scale: Scale = 1.0
+    length_scale: Scale = 1.0
     is_saturated: bool = False
     device: str = "h100"
     num_devices: Positive = 1

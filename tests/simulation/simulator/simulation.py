@@ -87,8 +87,6 @@ class Simulation:
 
     def _num_held_back(self) -> int:
         """Requests that would have arrived by now."""
-        if not self._is_queue_full():
-            return 0
         num_due = bisect_right(self._shapes, self._clock_s, lo=self._num_arrived, key=lambda shape: shape.arrival_s)
         return num_due - self._num_arrived
 

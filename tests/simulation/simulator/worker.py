@@ -72,7 +72,7 @@ class SimulatedWorker:
     def execute(self, step: SchedulerOutput, sampling: Sequence[HasRequestId]) -> tuple[StepLoad, ModelRunnerOutput]:
         """Run one step; `sampling` are the requests whose next token it samples, in batch order."""
         self._apply_deltas(step)
-        load = self._compute(step)
+        load = self._compute(step, len(sampling))
         return load, ModelRunnerOutput(step.step_id, [self._sample(request.request_id) for request in sampling])
 
     def _apply_deltas(self, step: SchedulerOutput) -> None:
@@ -89,7 +89,7 @@ class SimulatedWorker:
         for request_id in step.steady_joined:
             self._join(request_id)
 
-    def _compute(self, step: SchedulerOutput) -> StepLoad:
+    def _compute(self, step: SchedulerOutput, num_sampled_tokens: int) -> StepLoad:
         num_tokens = len(self._steady)
         self._num_steps += 1
         self.num_computed_tokens += num_tokens
@@ -104,7 +104,14 @@ class SimulatedWorker:
             num_kv_tokens += row.num_computed_tokens
             num_tokens += num_new_tokens
         num_device_copies = sum(kind is CopyKind.DEVICE for kind, _, _ in step.copies)
-        return StepLoad(num_tokens, num_kv_tokens, num_pairs, len(step.copies) - num_device_copies, num_device_copies)
+        return StepLoad(
+            num_tokens,
+            num_sampled_tokens,
+            num_kv_tokens,
+            num_pairs,
+            num_link_copies=len(step.copies) - num_device_copies,
+            num_device_copies=num_device_copies,
+        )
 
     def _sample(self, request_id: str) -> int:
         script = self._scripts[request_id]
