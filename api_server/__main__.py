@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from octavo.api_server.api_keys import load_api_keys
 from octavo.protocol.config import ApiConfig
 from octavo.protocol.lifecycle import PORT_PHASE, Command, ExitCode, Launch, Reporter, StartupError, run_child
 
@@ -68,6 +69,8 @@ def url_of(listening_socket: socket.socket) -> str:
 
 
 def main(launch: Launch, reporter: Reporter, inbox: CommandInbox) -> None:
+    key_file = launch.config.api.api_key_file
+    api_keys = load_api_keys(key_file) if key_file is not None else None
     listening_socket = bind(launch.config.api)
     reporter.progress(PORT_PHASE, url_of(listening_socket))
 
@@ -83,7 +86,7 @@ def main(launch: Launch, reporter: Reporter, inbox: CommandInbox) -> None:
     reporter.progress("tokenizer", f"{tokenizer.vocab_size} tokens")
 
     async def serve() -> None:
-        server = ApiServer(launch.config, launch.index, tokenizer)
+        server = ApiServer(launch.config, launch.index, tokenizer, api_keys)
         loop = asyncio.get_running_loop()
 
         def deliver(command: Command) -> None:

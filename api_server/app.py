@@ -1,8 +1,9 @@
 """The HTTP application: routes, and what surrounds every one of them.
 
 Invariant: every answer, whatever went wrong, is one of the catalogue's or a handler's, carries an X-Request-Id, and is
-counted by its route's template. A server on loopback answers only to names of loopback, so that a web page whose name
-was pointed at 127.0.0.1 cannot use it.
+counted by its route's template. With API keys everything but the probes and the metrics needs one, whatever the path
+is and whether there is a route for it, before any of the body is read. Without keys a server on loopback answers only
+to names of loopback, so that a web page whose name was pointed at 127.0.0.1 cannot use it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextvars import ContextVar
 from aiohttp import web
 
 from octavo.api_server.admission import Admission
+from octavo.api_server.api_keys import CALLER, NOBODY, ApiKeys
 from octavo.api_server.engine_client import EngineClient
 from octavo.api_server.errors import ApiError, ErrorKind, internal_error
 from octavo.api_server.health import HealthRoutes, ServerState
@@ -37,6 +39,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 GOOD_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STATUS_CLIENT_LEFT = 499  # nginx's number; only in metrics and the log
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # as they come, with no query
+OPEN_METHODS = frozenset({"GET", "HEAD"})
 HTTP_ERRORS = {
     404: (ErrorKind.ROUTE_NOT_FOUND, "there is nothing at this path"),
     405: (ErrorKind.METHOD_NOT_ALLOWED, "this path does not take this method"),
@@ -46,9 +50,10 @@ HTTP_ERRORS = {
 class Surroundings:
     """The middleware around every handler."""
 
-    def __init__(self, config: EngineConfig, state: ServerState, metrics: Metrics) -> None:
+    def __init__(self, config: EngineConfig, state: ServerState, metrics: Metrics, api_keys: ApiKeys | None) -> None:
         self.state = state
         self.metrics = metrics
+        self.api_keys = api_keys
         self.is_on_loopback = is_loopback(config.api.host)
         self.has_log = config.api.log_requests
 
@@ -66,7 +71,7 @@ class Surroundings:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self._check_host(request)
+            self._check_caller(request)
             return await handler(request)
         except ApiError as error:
             return error_response(error)
@@ -90,6 +95,15 @@ class Surroundings:
             response.force_close()
             response.headers["Connection"] = "close"
 
+    def _check_caller(self, request: web.Request) -> None:
+        if self.api_keys is None:
+            self._check_host(request)
+            return
+        tenant = self.api_keys.find(request.headers.getall("Authorization", []))
+        CALLER.set(tenant or NOBODY)
+        if tenant is None and (request.method not in OPEN_METHODS or request.raw_path not in OPEN_PATHS):
+            raise ApiError(ErrorKind.UNAUTHORIZED, "a valid API key is needed, in the header Authorization: Bearer")
+
     def _check_host(self, request: web.Request) -> None:
         host = request.headers.get("Host")
         if self.is_on_loopback and host is not None and not is_loopback(_without_port(host)):
@@ -110,9 +124,10 @@ def make_app(
     state: ServerState,
     admission: Admission,
     metrics: Metrics,
+    api_keys: ApiKeys | None,
 ) -> web.Application:
     """Return the application of one API server."""
-    surroundings = Surroundings(config, state, metrics)
+    surroundings = Surroundings(config, state, metrics, api_keys)
     app = web.Application(middlewares=[surroundings.around], client_max_size=config.api.max_body_bytes)
     app.on_response_prepare.append(surroundings.on_prepare)
     health, models = HealthRoutes(state), ModelRoutes(state, config.model)

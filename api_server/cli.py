@@ -13,12 +13,16 @@ import ipaddress
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
+from octavo.api_server.api_keys import load_api_keys
+from octavo.api_server.child_process import module_command
 from octavo.api_server.model_source import ModelRequest, default_served_name, resolve_model
-from octavo.api_server.options import Parser, build_parser, sections_of
+from octavo.api_server.options import Parser, build_parser, in_words_of_flags, sections_of
 from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog, open_missing_standard_streams
 from octavo.api_server.stop_signals import HelperRunner, SignalInbox, StopRequestedError
@@ -30,11 +34,14 @@ MAX_SERVED_NAMES = 32  # with their longest length a Launch still fits into an e
 IPC_PREFIX = "octavo-ipc-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), less its end
 LONGEST_SOCKET_NAME = "/engine"
+SIMULATOR = "octavo.simulator"
 
 
 def main() -> None:
     """Entry point of the `octavo` command."""
     open_missing_standard_streams()
+    if sys.argv[1:2] == ["simulate"]:
+        simulate(sys.argv[2:])
     parser = build_parser()
     arguments = parser.parse_args()
     if arguments.version:
@@ -46,15 +53,32 @@ def main() -> None:
     sys.exit(serve(arguments))
 
 
+def simulate(arguments: Sequence[str]) -> NoReturn:
+    """Become the simulator, which has flags of its own."""
+    if find_spec(SIMULATOR) is None:
+        print("octavo: error: the simulator is not installed with this server", file=sys.stderr)  # noqa: T201
+        sys.exit(ExitCode.FAILURE)
+    command = (*module_command(SIMULATOR), *arguments)
+    os.execv(command[0], command)  # noqa: S606 - no shell
+
+
 def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
     """Check what spans several flags; ends with a usage error."""
-    sections = sections_of(arguments)
-    host = sections["api"].host
-    if not is_loopback(host) and not arguments.insecure_public_bind:
+    try:
+        sections = sections_of(arguments)
+    except ValueError as problem:
+        parser.error(f"argument {in_words_of_flags(str(problem))}")
+    host, key_file = sections["api"].host, sections["api"].api_key_file
+    if not is_loopback(host) and key_file is None and not arguments.insecure_public_bind:
         parser.error(
-            f"argument --host: {host!r} can be reached from other machines and there is no API key yet; use 127.0.0.1, "
-            "put an authenticating proxy in front, or say --insecure-public-bind"
+            f"argument --host: {host!r} can be reached from other machines and there is no --api-key-file; use "
+            "127.0.0.1, name such a file, put an authenticating proxy in front, or say --insecure-public-bind"
         )
+    if key_file is not None:
+        try:
+            load_api_keys(key_file)  # the API server reads it too, but only after the model has been fetched
+        except StartupError as problem:
+            parser.error(f"argument --api-key-file: {problem.message}")
     if len(arguments.served_model_name or ()) > MAX_SERVED_NAMES:
         parser.error(f"argument --served-model-name: at most {MAX_SERVED_NAMES} names, got more")
     chunk = sections["scheduler"].max_tokens_per_request

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
@@ -36,10 +36,14 @@ logger = logging.getLogger(__name__)
 
 
 class LiveRequest:
-    """The log of one request: all that the engine core needs to go on with it."""
+    """The log of one request: all that the engine core needs to go on with it, and what to tell the client.
 
-    __slots__ = ("ending", "first_output_s", "generation", "index", "is_changed", "last_output_s", "num_taken",
-                 "output_token_ids", "request")  # fmt: skip
+    `num_cached_tokens` is what its first output said, None before. A request that is sent again finds other blocks,
+    but the client pays for what the first computation found.
+    """
+
+    __slots__ = ("ending", "first_output_s", "generation", "index", "is_changed", "last_output_s", "num_cached_tokens",
+                 "num_taken", "output_token_ids", "request")  # fmt: skip
 
     def __init__(self, request: AddRequest, generation: Generation, index: int) -> None:
         self.request = request
@@ -50,6 +54,7 @@ class LiveRequest:
         self.is_changed = False
         self.first_output_s = 0.0
         self.last_output_s = 0.0
+        self.num_cached_tokens: int | None = None
         self.ending: RequestOutput | None = None
 
     def take(self) -> Update:
@@ -77,10 +82,14 @@ class Update(msgspec.Struct, gc=False):
 
 
 class Generation:
-    """The live requests of one HTTP request; leaving it aborts those that still run."""
+    """The live requests of one HTTP request; leaving it aborts those that still run.
 
-    def __init__(self, client: EngineClient, requests: Sequence[AddRequest]) -> None:
+    `on_start` is called with the index of a request when its first output is there, or its ending without any.
+    """
+
+    def __init__(self, client: EngineClient, requests: Sequence[AddRequest], on_start: Callable[[int], None]) -> None:
         self.client = client
+        self.on_start = on_start
         self.live_requests = [LiveRequest(request, self, index) for index, request in enumerate(requests)]
         self._changed: list[LiveRequest] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -156,9 +165,9 @@ class EngineClient:
     def close(self) -> None:
         self._connection.close()
 
-    def generate(self, requests: Sequence[AddRequest]) -> Generation:
+    def generate(self, requests: Sequence[AddRequest], on_start: Callable[[int], None]) -> Generation:
         """Return a context manager in which `requests` run; their ids must be new."""
-        return Generation(self, requests)
+        return Generation(self, requests, on_start)
 
     def fail_all(self, error: ApiError) -> None:
         """End everything that is live with `error`."""
@@ -224,9 +233,12 @@ class EngineClient:
             logger.error("output of request %s has a gap of %d tokens", output.request_id, -num_known)
             live.generation.fail(internal_error())
             return
+        if live.num_cached_tokens is None:
+            live.num_cached_tokens = output.num_cached_tokens
+            live.generation.on_start(live.index)
         new_token_ids = output.token_ids[num_known:] if num_known else output.token_ids
-        if new_token_ids:
-            self._count_tokens(live, len(new_token_ids), now_s)
+        if num_new_tokens := len(new_token_ids) + sum(len(beam.token_ids) for beam in output.beams):
+            self._count_tokens(live, num_new_tokens, now_s)
             live.output_token_ids += new_token_ids
         if output.finish_reason is not None:
             live.ending = output
@@ -252,9 +264,9 @@ class EngineClient:
         metrics = self.metrics
         metrics.finished[reason.value] += 1
         num_later_tokens = len(live.output_token_ids) - 1
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and num_later_tokens >= 0:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and live.first_output_s:
             metrics.end_to_end.observe(live.last_output_s - live.request.arrival_time_s)
-            if num_later_tokens:
+            if num_later_tokens > 0:
                 seconds = live.last_output_s - live.first_output_s
                 metrics.time_per_output_token.observe(seconds / num_later_tokens)
 

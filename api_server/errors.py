@@ -28,6 +28,7 @@ class ErrorKind(Enum):
     MISSING_FIELD = (400, INVALID_REQUEST, "missing_required_parameter")
     UNSUPPORTED = (400, INVALID_REQUEST, "unsupported_parameter")
     CONTEXT_LENGTH_EXCEEDED = (400, INVALID_REQUEST, "context_length_exceeded")
+    UNAUTHORIZED = (401, INVALID_REQUEST, "invalid_api_key")
     HOST_NOT_ALLOWED = (403, INVALID_REQUEST, "host_not_allowed")
     MODEL_NOT_FOUND = (404, INVALID_REQUEST, "model_not_found")
     ROUTE_NOT_FOUND = (404, INVALID_REQUEST, "not_found")
@@ -83,6 +84,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Headers that go with the error."""
+        if self.kind is ErrorKind.UNAUTHORIZED:
+            return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(RETRY_AFTER_S)} if self.kind in WITH_RETRY_AFTER else {}
 
     def to_json(self) -> bytes:

@@ -6,19 +6,22 @@ refused by field name, before the engine core hears of it. Bounds of single samp
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
+from octavo.api_server.api_keys import Tenant
+from octavo.api_server.beam_search import beam_search_params, beam_width, check_beam_fields, num_candidates
 from octavo.api_server.chat_template import ChatTemplateError
 from octavo.api_server.errors import ApiError, ErrorKind, invalid_value, unsupported
 from octavo.api_server.openai.messages import to_template_messages
 from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.api_server.openai.unsupported import check_supported
 from octavo.api_server.tokenizer import Tokenizer
-from octavo.protocol.config import EngineConfig
+from octavo.protocol.config import EngineConfig, SchedulingPolicy
 from octavo.protocol.engine_messages import AddRequest
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -26,18 +29,20 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+CACHE_SALT = re.compile(r"[ -~]{0,128}")
 
 
 class Submission(msgspec.Struct, frozen=True):
     """What one HTTP request asks of the engine core, and how its answer is given.
 
     Attributes:
-        requests: choice j of prompt i is number i × n + j.
+        requests: choice j of prompt i is number i × n + j; of a beam search, prompt i is number i.
         num_choices_per_prompt: n.
     """
 
     requests: list[AddRequest]
     num_choices_per_prompt: int
+    is_beam_search: bool
     stop: tuple[str, ...]
     skip_special_tokens: bool
     include_stop_string: bool
@@ -46,9 +51,13 @@ class Submission(msgspec.Struct, frozen=True):
     has_continuous_usage: bool
 
     @property
-    def num_prompt_tokens(self) -> int:
-        prompts = self.requests[:: self.num_choices_per_prompt]
-        return sum(len(request.prompt_token_ids) for request in prompts)
+    def num_requests_per_prompt(self) -> int:
+        return 1 if self.is_beam_search else self.num_choices_per_prompt
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each prompt, however many choices it has."""
+        return [len(request.prompt_token_ids) for request in self.requests[:: self.num_requests_per_prompt]]
 
 
 class InputProcessor:
@@ -57,26 +66,31 @@ class InputProcessor:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.model = config.model
         self.max_choices = config.api.max_choices
+        self.max_num_seqs = config.scheduler.max_num_seqs
+        self.has_priorities = config.scheduler.scheduling_policy is SchedulingPolicy.PRIORITY
         self.tokenizer = tokenizer
 
     def check(self, body: GenerationRequest) -> int:
-        """Check all that needs no tokens; return the number of choices. Raises ApiError."""
+        """Check all that needs no tokens; return the number of choices, or of beams. Raises ApiError."""
         check_model(body.model, self.model.served_model_names)
         check_supported(body)
         self._check_stops(body)
+        if body.priority and not self.has_priorities:
+            raise invalid_value("priority", "other than 0 needs a server with --scheduling-policy priority")
+        if body.cache_salt is not None and not CACHE_SALT.fullmatch(body.cache_salt):
+            raise invalid_value("cache_salt", "must be at most 128 printable ASCII characters")
         if body.stream_options is not None and not body.stream:
             raise invalid_value("stream_options", "is allowed only with stream: true")
         num_choices_per_prompt = _num_choices_per_prompt(body)
-        num_choices = num_choices_per_prompt
-        if isinstance(body, CompletionRequest):
-            if body.best_of is not None and body.best_of != num_choices_per_prompt:
-                raise unsupported("best_of", "other than n is not supported by this server")
-            num_choices *= len(_prompts(body))
+        check_beam_fields(body, num_choices_per_prompt, self.max_num_seqs)
+        num_prompts = len(_prompts(body)) if isinstance(body, CompletionRequest) else 1
+        num_choices = beam_width(body, num_choices_per_prompt) * num_prompts
         if num_choices > self.max_choices:
-            raise invalid_value("n", f"times the number of prompts is {num_choices}, at most {self.max_choices}")
+            param = "n" if body.best_of is None else "best_of"
+            raise invalid_value(param, f"times the number of prompts is {num_choices}, at most {self.max_choices}")
         return num_choices
 
-    async def prepare(self, body: ChatRequest | CompletionRequest, arrival_time_s: float) -> Submission:
+    async def prepare(self, body: ChatRequest | CompletionRequest, arrival_time_s: float, tenant: Tenant) -> Submission:
         """Turn a checked body into requests; raises ApiError."""
         if isinstance(body, CompletionRequest):
             prompts = [await self._completion_prompt(body, prompt) for prompt in _prompts(body)]
@@ -86,17 +100,22 @@ class InputProcessor:
         seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
         requests = []
         for prompt in prompts:
-            params = self._sampling_params(body, len(prompt), seed)
-            requests += [
-                AddRequest(
-                    secrets.token_hex(16), prompt, msgspec.structs.replace(params, choice_index=index), arrival_time_s
-                )
-                for index in range(n)
-            ]
+            first = AddRequest(
+                secrets.token_hex(16),
+                prompt,
+                self._sampling_params(body, len(prompt), seed),
+                arrival_time_s,
+                priority=body.priority or 0,
+                cache_salt=tenant.cache_salt(body.cache_salt or ""),
+                tenant=tenant.name,
+                tenant_weight=tenant.weight,
+            )
+            requests += [self._beam_request(body, first, n)] if body.use_beam_search else _choices_of(first, n)
         options = body.stream_options
         return Submission(
             requests=requests,
             num_choices_per_prompt=n,
+            is_beam_search=bool(body.use_beam_search),
             stop=_stop_strings(body),
             skip_special_tokens=body.skip_special_tokens is not False,
             include_stop_string=bool(body.include_stop_str_in_output),
@@ -137,6 +156,14 @@ class InputProcessor:
         self._check_token_ids("prompt", prompt)
         return prompt
 
+    def _beam_request(self, body: GenerationRequest, request: AddRequest, n: int) -> AddRequest:
+        search = beam_search_params(body, n)
+        params = request.sampling_params
+        ending = (*params.stop_token_ids, *(() if params.ignore_eos else self.model.eos_token_ids))
+        count = num_candidates(beam_width(body, n), ending, self.model.vocab_size)
+        params = msgspec.structs.replace(params, temperature=0.0, num_candidates=count)
+        return msgspec.structs.replace(request, sampling_params=params, beam_search=search)
+
     def _sampling_params(self, body: GenerationRequest, num_prompt_tokens: int, seed: int | None) -> SamplingParams:
         options: dict[str, Any] = {
             "temperature": body.temperature,
@@ -173,6 +200,22 @@ class InputProcessor:
             text = f"{text}, together more than the context of {limit} tokens"
             raise ApiError(ErrorKind.CONTEXT_LENGTH_EXCEEDED, text, name)
         return max_tokens
+
+
+def _choices_of(first: AddRequest, n: int) -> list[AddRequest]:
+    """Return `first` and n - 1 further choices of its prompt, which share its blocks."""
+    return [
+        first,
+        *(
+            msgspec.structs.replace(
+                first,
+                request_id=secrets.token_hex(16),
+                sampling_params=msgspec.structs.replace(first.sampling_params, choice_index=index),
+                fork_of=first.request_id,
+            )
+            for index in range(1, n)
+        ),
+    ]
 
 
 def check_model(name: str, served_model_names: Sequence[str]) -> None:

@@ -25,6 +25,26 @@ TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15
 FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 REQUEST_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0)
+ENGINE_GAUGES = (  # name, field of EngineStats, help
+    ("octavo_running_requests", "num_running_requests", "Requests that hold blocks."),
+    ("octavo_waiting_requests", "num_waiting_requests", "Requests in the waiting queue, swapped ones included."),
+    ("octavo_swapped_requests", "num_swapped_requests", "Requests whose KV blocks are on the host."),
+    ("octavo_device_blocks", "num_total_blocks", "KV blocks on the device."),
+    ("octavo_used_device_blocks", "num_used_blocks", "KV blocks on the device that requests hold."),
+    ("octavo_cached_device_blocks", "num_cached_blocks", "KV blocks on the device that only the prefix cache keeps."),
+    ("octavo_host_blocks", "num_total_host_blocks", "KV blocks on the host."),
+    ("octavo_used_host_blocks", "num_used_host_blocks", "KV blocks on the host that swapped requests hold."),
+)
+ENGINE_COUNTERS = (
+    ("octavo_steps", "num_steps", "Steps of the engine core."),
+    ("octavo_scheduled_tokens", "num_scheduled_tokens", "Tokens computed in steps."),
+    ("octavo_prefix_cache_queries", "num_prompt_tokens", "Prompt tokens looked up in the prefix cache."),
+    ("octavo_prefix_cache_hits", "num_cached_tokens", "Prompt tokens found in the prefix cache."),
+    ("octavo_preemptions", "num_preemptions", "Preemptions of running requests."),
+    ("octavo_recomputed_tokens", "num_recomputed_tokens", "Tokens computed again after a preemption."),
+    ("octavo_swapped_out_blocks", "num_swapped_out_blocks", "KV blocks copied from the device to the host."),
+    ("octavo_swapped_in_blocks", "num_swapped_in_blocks", "KV blocks copied from the host to the device."),
+)
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 
@@ -84,19 +104,17 @@ class Metrics:
 
     def _gauges(self) -> Iterator[Metric]:
         stats = self.stats
+        for name, field, help_text in ENGINE_GAUGES:
+            yield GaugeMetricFamily(name, help_text, getattr(stats, field))
         usage = stats.num_used_blocks / stats.num_total_blocks if stats.num_total_blocks else 0.0
-        yield GaugeMetricFamily("octavo_running_requests", "Requests that hold blocks.", stats.num_running_requests)
-        yield GaugeMetricFamily("octavo_waiting_requests", "Requests in the waiting queue.", stats.num_waiting_requests)
         yield GaugeMetricFamily("octavo_kv_usage_ratio", "Share of the device's KV blocks that requests hold.", usage)
 
     def _counters(self) -> Iterator[Metric]:
-        stats = self.stats
+        for name, field, help_text in ENGINE_COUNTERS:
+            yield CounterMetricFamily(name, help_text, getattr(self.stats, field))
         for name, help_text, value in (
             ("octavo_prompt_tokens", "Tokens of prompts whose first output came.", self.num_prompt_tokens),
             ("octavo_generation_tokens", "Tokens generated.", self.num_generation_tokens),
-            ("octavo_steps", "Steps of the engine core.", stats.num_steps),
-            ("octavo_scheduled_tokens", "Tokens computed in steps.", stats.num_scheduled_tokens),
-            ("octavo_preemptions", "Preemptions of running requests.", stats.num_preemptions),
             ("octavo_bad_frames", "Frames from the engine core that could not be read.", self.num_bad_frames),
         ):
             yield CounterMetricFamily(name, help_text, value)

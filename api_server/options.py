@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 import msgspec
@@ -26,7 +28,17 @@ from octavo.protocol.lifecycle import ExitCode
 
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 MAX_NAME_LENGTH = 256
-METAVARS = {"host": "HOST", "s": "SECONDS", "bytes": "BYTES", "utilization": "SHARE"}  # by the unit in a field's name
+METAVARS = {  # by the last word of a field's name, which is its unit where it has one
+    "host": "HOST",
+    "s": "SECONDS",
+    "bytes": "BYTES",
+    "utilization": "SHARE",
+    "share": "SHARE",
+    "policy": "POLICY",
+    "mode": "MODE",
+    "file": "FILE",
+}
+MAX_GIB = 2**20
 
 
 SERVE_DESCRIPTION = (
@@ -37,12 +49,17 @@ SERVE_DESCRIPTION = (
 
 
 class Flag(NamedTuple):
-    """One flag: `section.field` of EngineConfig."""
+    """One flag: `section.field` of EngineConfig. A boolean field has no value on the command line."""
 
     names: tuple[str, ...]
     section: str
     field: str
     help: str
+
+    @property
+    def type(self) -> Any:
+        """Type of the field, with its bounds."""
+        return get_type_hints(SECTIONS[self.section], include_extras=True)[self.field]
 
 
 FLAGS = (
@@ -67,7 +84,57 @@ FLAGS = (
         "max_steps_in_flight",
         "2 sends a step before the result of the previous one is back; 1 is the plain loop",
     ),
+    Flag(("--scheduling-policy",), "scheduler", "scheduling_policy", "who is admitted next"),
+    Flag(("--admission-policy",), "scheduler", "admission_policy", "when one more request fits"),
+    Flag(
+        ("--preemption-mode",),
+        "scheduler",
+        "preemption_mode",
+        "what happens to the KV of a preempted request; auto takes what is cheaper by the worker's measured speeds",
+    ),
+    Flag(
+        ("--max-prefill-share",),
+        "scheduler",
+        "max_prefill_share",
+        "share of the token budget that prompts may take while others decode; less bounds how much they slow them down",
+    ),
+    Flag(
+        ("--max-preemptions-per-request",),
+        "scheduler",
+        "max_preemptions_per_request",
+        "after so many a request is admitted only when it will not be preempted again",
+    ),
     Flag(("--block-size",), "cache", "block_size", "tokens per KV block"),
+    Flag(
+        ("--enable-prefix-caching",),
+        "cache",
+        "enable_prefix_caching",
+        "share the KV blocks of equal beginnings (default), or not",
+    ),
+    Flag(
+        ("--swap-space-gib",),
+        "cache",
+        "swap_space_bytes",
+        "host memory in GiB to which the KV blocks of preempted requests are copied",
+    ),
+    Flag(
+        ("--kv-offload-gib",),
+        "cache",
+        "kv_offload_bytes",
+        "host memory in GiB for KV blocks that the prefix cache would drop",
+    ),
+    Flag(
+        ("--num-host-blocks",),
+        "cache",
+        "num_host_blocks",
+        "exact number of host blocks instead of what the two sizes hold, for experiments",
+    ),
+    Flag(
+        ("--check-swapped-blocks",),
+        "cache",
+        "check_swapped_blocks",
+        "keep a checksum of every block on the host and compare it when the block comes back",
+    ),
     Flag(
         ("--memory-utilization", "--gpu-memory-utilization"),
         "cache",
@@ -81,6 +148,19 @@ FLAGS = (
         "max_queued_requests",
         "requests that may wait beyond --max-num-seqs; more are refused with 429",
     ),
+    Flag(
+        ("--max-queued-tokens",),
+        "api",
+        "max_queued_tokens",
+        "prompt tokens of requests without output, more are refused with 429; default: four times the KV memory",
+    ),
+    Flag(
+        ("--api-key-file",),
+        "api",
+        "api_key_file",
+        "TOML file with the API keys, one [[key]] with name, key or key_sha256, and weight each; default: no keys",
+    ),
+    Flag(("--log-requests",), "api", "log_requests", "log one line per request, never its text"),
     Flag(("--request-timeout",), "api", "request_timeout_s", "longest life of a request in seconds"),
     Flag(
         ("--drain-grace",),
@@ -122,6 +202,7 @@ def build_parser() -> Parser:
     for flag in KV_SIZE_FLAGS:
         _add_flag(kv_size, flag)
     _add_other_flags(serve)
+    commands.add_parser("simulate", help="replay a trace with the real scheduler and a cost model", add_help=False)
     return parser
 
 
@@ -133,6 +214,13 @@ def sections_of(arguments: argparse.Namespace) -> dict[str, Any]:
         if field:
             given[section][field] = value
     return {section: config(**given[section]) for section, config in SECTIONS.items()}
+
+
+def in_words_of_flags(problem: str) -> str:
+    """Return `problem` with the names of flags instead of those of fields."""
+    for flag in (*FLAGS, *KV_SIZE_FLAGS):
+        problem = re.sub(rf"\b{flag.field}\b", flag.names[0], problem)
+    return problem
 
 
 def default_of(config: type[Config], field: str) -> Any:
@@ -152,33 +240,42 @@ def _add_model_flags(serve: Parser) -> None:
     serve.add_argument("--dtype", choices=["auto", *map(str, Dtype)], default="auto", help="format of weights and KV")
     serve.add_argument(
         "--max-model-len",
-        type=_checked_field(ModelConfig, "max_model_len"),
+        type=_checked_type(get_type_hints(ModelConfig, include_extras=True)["max_model_len"]),
         metavar="TOKENS",
         help="longest prompt and output together (default: what the model was made for)",
     )
 
 
 def _add_flag(container: Any, flag: Flag) -> None:
-    config = SECTIONS[flag.section]
-    default = default_of(config, flag.field)
+    default = default_of(SECTIONS[flag.section], flag.field)
+    options: dict[str, Any] = {"dest": f"{flag.section}.{flag.field}", "default": argparse.SUPPRESS}
+    if flag.type is bool:
+        action = argparse.BooleanOptionalAction if default else "store_true"
+        container.add_argument(*flag.names, action=action, help=flag.help, **options)
+        return
     container.add_argument(
         *flag.names,
-        dest=f"{flag.section}.{flag.field}",
-        type=_num_bytes if flag.field.endswith("_bytes") else _checked_field(config, flag.field),
-        default=argparse.SUPPRESS,
-        metavar=METAVARS.get(flag.field.rsplit("_", 1)[-1], "N"),
-        help=flag.help if default is None else f"{flag.help} (default: {default})",
+        type=_parser_of(flag),
+        metavar="N" if flag.names[0].endswith("-gib") else METAVARS.get(flag.field.rsplit("_", 1)[-1], "N"),
+        help=flag.help + _choices_text(flag.type) + ("" if default is None else f" (default: {default})"),
+        **options,
     )
+
+
+def _choices_text(field_type: Any) -> str:
+    is_choice = isinstance(field_type, type) and issubclass(field_type, StrEnum)
+    return f": {', '.join(field_type)}" if is_choice else ""
+
+
+def _parser_of(flag: Flag) -> Callable[[str], Any]:
+    if flag.names[0].endswith("-gib"):
+        return _gib
+    if flag.field.endswith("_bytes"):
+        return _num_bytes
+    return _existing_file if flag.field.endswith("_file") else _checked_type(flag.type)
 
 
 def _add_other_flags(serve: Parser) -> None:
-    serve.add_argument(
-        "--log-requests",
-        dest="api.log_requests",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="log one line per request, never its text",
-    )
     serve.add_argument(
         "--tensor-parallel-size",
         dest="parallel.tensor_parallel_size",
@@ -201,18 +298,33 @@ def _add_other_flags(serve: Parser) -> None:
     )
 
 
-def _checked_field(config: type[Config], field: str) -> Callable[[str], Any]:
-    """Return a parser of text with the type and the bounds that `config` gives to `field`."""
-    field_type = get_type_hints(config, include_extras=True)[field]
+def _checked_type(field_type: Any) -> Callable[[str], Any]:
+    """Return a parser of text with the bounds or choices of `field_type`."""
+    choices = _choices_text(field_type)
 
     def parse(text: str) -> Any:
         try:
             return msgspec.convert(text, type=field_type, strict=False)
         except msgspec.ValidationError as problem:
             rule = str(problem).split(", got")[0].replace("`", "").replace("Expected", "must be")
+            rule = f"must be one of{choices[1:]}" if choices else rule
             raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from problem
 
     return parse
+
+
+def _gib(text: str) -> int:
+    number = float(text) if re.fullmatch(r"\d{1,15}(?:\.\d{1,6})?", text) else -1.0
+    if not 0 <= number <= MAX_GIB:
+        raise argparse.ArgumentTypeError(f"must be a number of GiB such as 0, 0.5 or 16, got {text!r}")
+    return int(number * UNIT_BYTES["GiB"])
+
+
+def _existing_file(text: str) -> str:
+    path = Path(text).absolute()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"must be a file, got {text!r}")
+    return str(path)
 
 
 def _num_bytes(text: str) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from octavo.api_server.admission import Admission
+from octavo.api_server.api_keys import ApiKeys
 from octavo.api_server.app import error_response, make_app
 from octavo.api_server.engine_client import EngineClient
 from octavo.api_server.errors import ApiError, ErrorKind, internal_error, shutting_down
@@ -25,6 +26,7 @@ from octavo.api_server.health import Phase, ServerState
 from octavo.api_server.metrics import Metrics
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig
+from octavo.protocol.engine_messages import EngineReady
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
 CONNECTION_OPTIONS: dict[str, Any] = {
@@ -34,6 +36,7 @@ CONNECTION_OPTIONS: dict[str, Any] = {
 }
 LAST_WORD_S = 2.0  # for the errors of a drain to be written
 MAX_CONNECTIONS = 4096
+QUEUED_KV_MEMORIES = 4  # default bound on waiting prompts: so many times what the KV blocks hold
 BACKLOG = 2048
 TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -75,13 +78,13 @@ class Refusal(asyncio.Protocol):
 class ApiServer:
     """Everything that one API server consists of; create it on a running event loop."""
 
-    def __init__(self, config: EngineConfig, index: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EngineConfig, index: int, tokenizer: Tokenizer, api_keys: ApiKeys | None = None) -> None:
         self.config = config
         self.metrics = Metrics()
         self.state = ServerState()
         self.admission = Admission(config.api.max_queued_requests + config.scheduler.max_num_seqs)
         self.engine = EngineClient(config.engine_address, f"api-{index}", self.metrics)
-        self.app = make_app(config, tokenizer, self.engine, self.state, self.admission, self.metrics)
+        self.app = make_app(config, tokenizer, self.engine, self.state, self.admission, self.metrics, api_keys)
         self._drain_asked = asyncio.Event()
         self._is_hurried = asyncio.Event()
 
@@ -137,10 +140,15 @@ class ApiServer:
         either: list[asyncio.Future[Any]] = [asked, self.engine.engine_ready]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not asked.done():
+            self._bound_queue(self.engine.engine_ready.result())
             self.state.enter(Phase.READY)
             on_ready()
         await asked
         await self._drain()
+
+    def _bound_queue(self, engine: EngineReady) -> None:
+        kv_tokens = engine.num_device_blocks * engine.block_size
+        self.admission.max_queued_tokens = self.config.api.max_queued_tokens or QUEUED_KV_MEMORIES * kv_tokens
 
     async def _drain(self) -> None:
         api = self.config.api

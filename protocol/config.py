@@ -174,6 +174,8 @@ class ApiConfig(Config, frozen=True):
         request_timeout_s: longest life of a request; then it ends with an error.
         drain_grace_s: after SIGTERM, time in which new requests are still taken while /ready says 503.
         drain_timeout_s: after that, time that running requests get to finish.
+        api_key_file: TOML file with the API keys; `None` serves everybody who reaches the port. Only the API server
+            reads it.
     """
 
     host: str = "127.0.0.1"
@@ -186,6 +188,7 @@ class ApiConfig(Config, frozen=True):
     drain_grace_s: Seconds = 5.0
     drain_timeout_s: Seconds = 30.0
     log_requests: bool = False
+    api_key_file: str | None = None
 
 
 class EngineConfig(Config, frozen=True):

@@ -15,6 +15,7 @@ from octavo.protocol.engine_messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     AddRequest,
+    BeamOutput,
     EngineOutput,
     EngineReady,
     EngineStats,
@@ -38,6 +39,8 @@ class Script:
         finish_reason: how it ends after the last of them; None: it never does.
         tokens_per_output: tokens in one message.
         interval_s: pause before each message.
+        num_cached_tokens: what the first output says; later ones say `num_cached_tokens_later` if it is not None.
+        beams: what the last output carries.
         repeats: each message also carries this many tokens that came before.
         gap_at: index at which one token is left out.
     """
@@ -50,6 +53,8 @@ class Script:
     error: ErrorCode | None = None
     error_message: str = ""
     num_cached_tokens: int = 0
+    num_cached_tokens_later: int | None = None
+    beams: Sequence[BeamOutput] = ()
     repeats: int = 0
     gap_at: int | None = None
 
@@ -68,6 +73,9 @@ class Running:
     def next_output(self) -> RequestOutput:
         token_ids, limit = self.token_ids, self.limit
         first = self.num_sent
+        num_cached_tokens = self.script.num_cached_tokens
+        if first and self.script.num_cached_tokens_later is not None:
+            num_cached_tokens = self.script.num_cached_tokens_later
         self.num_sent = min(len(token_ids), first + self.script.tokens_per_output)
         is_last = self.num_sent == len(token_ids)
         reason = self.script.finish_reason if is_last else None
@@ -83,9 +91,10 @@ class Running:
             new_token_ids,
             reason,
             self.script.stop_token_id if reason is FinishReason.STOP else None,
-            self.script.num_cached_tokens,
+            num_cached_tokens,
             self.script.error if is_last else None,
             self.script.error_message if is_last else "",
+            [*self.script.beams] if is_last else [],
         )
 
 

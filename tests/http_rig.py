@@ -16,6 +16,7 @@ import tokenizers
 from fake_engine import FakeEngine, Script
 from tokenizers import decoders, models, pre_tokenizers
 
+from octavo.api_server.api_keys import load_api_keys
 from octavo.api_server.server import ApiServer
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import ApiConfig, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
@@ -45,7 +46,9 @@ def write_tokenizer(directory: Path) -> str:
     return str(directory)
 
 
-def make_config(directory: Path, max_model_len: int = MAX_MODEL_LEN, **api: Any) -> EngineConfig:
+def make_config(
+    directory: Path, max_model_len: int = MAX_MODEL_LEN, scheduler: SchedulerConfig | None = None, **api: Any
+) -> EngineConfig:
     options = {"port": 0, "drain_grace_s": 0.05, "drain_timeout_s": 5.0, **api}
     path = write_tokenizer(directory)
     model = ModelConfig(
@@ -58,7 +61,10 @@ def make_config(directory: Path, max_model_len: int = MAX_MODEL_LEN, **api: Any)
         eos_token_ids=(EOS_ID,),
     )
     return EngineConfig(
-        model=model, ipc_directory=str(directory), api=ApiConfig(**options), scheduler=SchedulerConfig(max_num_seqs=4)
+        model=model,
+        ipc_directory=str(directory),
+        api=ApiConfig(**options),
+        scheduler=scheduler or SchedulerConfig(max_num_seqs=4),
     )
 
 
@@ -157,7 +163,8 @@ async def running(
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     with FakeEngine(config.engine_address, script, is_ready) as engine:
-        server = ApiServer(config, 0, tokenizer)
+        key_file = config.api.api_key_file
+        server = ApiServer(config, 0, tokenizer, None if key_file is None else load_api_keys(key_file))
         ready = asyncio.Event()
         life = asyncio.create_task(server.run(listening, ready.set))
         rig = Rig(config, engine, url, server, tokenizer)

@@ -15,65 +15,19 @@ import msgspec
 from aiohttp import web
 
 from octavo.api_server.admission import Admission
+from octavo.api_server.api_keys import CALLER
 from octavo.api_server.engine_client import EngineClient, Generation
 from octavo.api_server.errors import ApiError, ErrorKind, internal_error
 from octavo.api_server.health import ServerState, json_response
-from octavo.api_server.input_processor import InputProcessor, Submission
+from octavo.api_server.input_processor import InputProcessor
 from octavo.api_server.openai.answer import Answer, Chunk, FinishedChoice
 from octavo.api_server.openai.body import read_body
-from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest, PromptTokensDetails, Usage
+from octavo.api_server.openai.choices import Choices
+from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest
 from octavo.api_server.openai.sse import DONE, PLACE, EventTemplate, SseWriter, event, event_of
-from octavo.api_server.output_processor import OutputProcessor, TextDelta
-from octavo.api_server.tokenizer import Tokenizer
+from octavo.api_server.output_processor import TextDelta
 
 logger = logging.getLogger(__name__)
-
-
-class Choices:
-    """The text side of a generation: an OutputProcessor per choice, and the usage."""
-
-    def __init__(self, submission: Submission, generation: Generation, tokenizer: Tokenizer) -> None:
-        self.submission = submission
-        self.generation = generation
-        self.num_unfinished = len(submission.requests)
-        self.num_cached_tokens = [0] * len(submission.requests)
-        self.processors = [
-            OutputProcessor(
-                tokenizer,
-                request.prompt_token_ids,
-                submission.stop,
-                request.sampling_params,
-                submission.skip_special_tokens,
-                submission.include_stop_string,
-            )
-            for request in submission.requests
-        ]
-
-    async def next_deltas(self) -> list[tuple[int, TextDelta]]:
-        """Wait for output; return (choice index, delta) pairs, none when there was only a wake-up."""
-        deltas = []
-        for update in await self.generation.updates():
-            processor = self.processors[update.index]
-            delta = processor.process(update.token_ids, update.finish_reason, update.stop_token_id)
-            if update.ending is not None:
-                self.num_cached_tokens[update.index] = update.ending.num_cached_tokens
-            if delta.finish_reason is not None:
-                self.num_unfinished -= 1
-                self.generation.stop(update.index)
-            deltas.append((update.index, delta))
-        return deltas
-
-    def usage(self) -> Usage:
-        """Tokens so far: a prompt counts once, however many choices it has."""
-        num_prompt_tokens = self.submission.num_prompt_tokens
-        num_output_tokens = sum(processor.num_output_tokens for processor in self.processors)
-        num_cached_tokens = sum(self.num_cached_tokens[:: self.submission.num_choices_per_prompt])
-        return Usage(
-            prompt_tokens=num_prompt_tokens,
-            completion_tokens=num_output_tokens,
-            total_tokens=num_prompt_tokens + num_output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
-        )
 
 
 class EventBuilder:
@@ -142,9 +96,14 @@ class GenerationRoute:
         with self.admission.enter() as ticket:
             body = await read_body(request, self.decoder)
             ticket.grow(self.processor.check(body))
-            submission = await self.processor.prepare(body, arrival_time_s)
+            submission = await self.processor.prepare(body, arrival_time_s, CALLER.get())
+            ticket.queue(submission.prompt_lengths)
             answer = self.answer_type(self.model_name, submission.has_usage)
-            with self.engine.generate(submission.requests) as generation:
+
+            def start(index: int) -> None:
+                ticket.start(index // submission.num_requests_per_prompt)
+
+            with self.engine.generate(submission.requests, start) as generation:
                 deadline = self._set_deadline(generation)
                 try:
                     choices = Choices(submission, generation, self.processor.tokenizer)

@@ -8,12 +8,13 @@ has no value.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -33,6 +34,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     seed: Int64 | None = None
     n: Int64 | None = None
+    use_beam_search: bool | None = None
+    best_of: Int64 | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    priority: Int32 | None = None
+    cache_salt: str | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None
     ignore_eos: bool | None = None
@@ -43,11 +50,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    length_penalty: float | None = None
     logit_bias: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
-    use_beam_search: Any = None
     prompt_logprobs: Any = None
     truncate_prompt_tokens: Any = None
     response_format: Any = None
@@ -99,7 +104,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[str | Int64 | list[Int64]]
     add_special_tokens: bool | None = None
-    best_of: Int64 | None = None
     suffix: Any = None
     prompt_embeds: Any = None
 

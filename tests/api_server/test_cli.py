@@ -6,13 +6,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server_process import OCTAVO
 
 from octavo.api_server import cli
 from octavo.api_server.options import FLAGS, KV_SIZE_FLAGS, build_parser, sections_of
-from octavo.protocol.config import ApiConfig, CacheConfig, ParallelConfig, SchedulerConfig
+from octavo.protocol.config import (
+    AdmissionPolicy,
+    ApiConfig,
+    CacheConfig,
+    ParallelConfig,
+    PreemptionMode,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 HEAVY = {"torch", "transformers", "numpy", "aiohttp", "zmq", "tokenizers", "gguf", "huggingface_hub", "jinja2"}
@@ -22,7 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([OCTAVO, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
-def sections(*arguments: str) -> dict[str, object]:
+def sections(*arguments: str) -> dict[str, Any]:
     return sections_of(build_parser().parse_args(["serve", "m", *arguments]))
 
 
@@ -40,14 +49,43 @@ def test_flags_become_the_config() -> None:
         *("--host", "127.0.0.2", "--port", "0", "--request-timeout", "5", "--drain-grace", "0", "--log-requests"),
         *("--max-num-seqs", "3", "--max-tokens-per-request", "7", "--max-steps-in-flight", "1", "--threads", "2"),
         *("--block-size", "32", "--gpu-memory-utilization", "0.9", "--kv-cache-memory", "1.5GiB"),
-        *("--tensor-parallel-size", "1"),
+        *("--tensor-parallel-size", "1", "--max-queued-tokens", "99"),
+        *("--scheduling-policy", "longest-prefix", "--admission-policy", "reserve-all", "--preemption-mode", "swap"),
+        *("--max-prefill-share", "0.25", "--max-preemptions-per-request", "2"),
+        *("--no-enable-prefix-caching", "--swap-space-gib", "1.5", "--kv-offload-gib", "0", "--num-host-blocks", "0"),
+        *("--check-swapped-blocks",),
     )
     assert found["api"] == ApiConfig(
-        host="127.0.0.2", port=0, request_timeout_s=5.0, drain_grace_s=0.0, log_requests=True
+        host="127.0.0.2",
+        port=0,
+        request_timeout_s=5.0,
+        drain_grace_s=0.0,
+        log_requests=True,
+        max_queued_tokens=99,
     )
-    assert found["scheduler"] == SchedulerConfig(max_num_seqs=3, max_tokens_per_request=7, max_steps_in_flight=1)
+    assert found["scheduler"] == SchedulerConfig(
+        max_num_seqs=3,
+        max_tokens_per_request=7,
+        max_steps_in_flight=1,
+        scheduling_policy=SchedulingPolicy.LONGEST_PREFIX,
+        admission_policy=AdmissionPolicy.RESERVE_ALL,
+        preemption_mode=PreemptionMode.SWAP,
+        max_prefill_share=0.25,
+        max_preemptions_per_request=2,
+    )
+    assert isinstance(found["scheduler"].scheduling_policy, SchedulingPolicy)
     assert found["parallel"] == ParallelConfig(num_threads=2)
-    assert found["cache"] == CacheConfig(block_size=32, memory_utilization=0.9, kv_cache_bytes=3 * 2**29)
+    assert found["cache"] == CacheConfig(
+        block_size=32,
+        memory_utilization=0.9,
+        kv_cache_bytes=3 * 2**29,
+        enable_prefix_caching=False,
+        swap_space_bytes=3 * 2**29,
+        kv_offload_bytes=0,
+        num_host_blocks=0,
+        check_swapped_blocks=True,
+    )
+    assert sections("--enable-prefix-caching")["cache"] == CacheConfig()
 
 
 @pytest.mark.parametrize(("text", "num_bytes"), [("4096", 4096), ("512MiB", 2**29), ("2GiB", 2**31), ("1 KiB", 1024)])
@@ -55,7 +93,10 @@ def test_sizes_have_units(text: str, num_bytes: int) -> None:
     assert sections("--kv-cache-memory", text)["cache"] == CacheConfig(kv_cache_bytes=num_bytes)
 
 
-@pytest.mark.parametrize("flag", [name for flag in (*FLAGS, *KV_SIZE_FLAGS) for name in flag.names if name != "--host"])
+VALUE_FLAGS = [flag for flag in (*FLAGS, *KV_SIZE_FLAGS) if flag.type is not bool and flag.field != "host"]
+
+
+@pytest.mark.parametrize("flag", [name for flag in VALUE_FLAGS for name in flag.names])
 @pytest.mark.parametrize("value", ["", "x", "-1", "nan", "inf", "1e999", "99999999999999999999999", "None"])
 def test_no_flag_takes_nonsense(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -79,7 +120,18 @@ def test_no_flag_takes_nonsense(flag: str, value: str, capsys: pytest.CaptureFix
         (["serve", "m", "--host", "example.org"], "--insecure-public-bind"),
         (["serve", "m", "--served-model-name", " "], "--served-model-name"),
         (["serve", "m", *(["--served-model-name", "a"] * 33)], "--served-model-name"),
-        (["serve", "m", "--max-tokens-per-request", "9", "--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
+        (
+            ["serve", "m", *("--max-tokens-per-request", "9", "--max-num-batched-tokens", "8", "--max-num-seqs", "8")],
+            "--max-tokens-per-request",
+        ),
+        (["serve", "m", "--max-num-batched-tokens", "8"], "--max-num-seqs (256) must not be above --max-num-batched-"),
+        (["serve", "m", "--max-num-seqs", "513"], "--max-num-seqs (513) must not be above --max-num-batched-tokens ("),
+        (["serve", "m", "--scheduling-policy", "lifo"], "must be one of fcfs, priority, longest-prefix, got 'lifo'"),
+        (["serve", "m", "--swap-space-gib", "1GiB"], "--swap-space-gib: must be a number of GiB"),
+        (["serve", "m", "--max-prefill-share", "0"], "--max-prefill-share"),
+        (["serve", "m", "--enable-prefix-caching=maybe"], "--enable-prefix-caching"),
+        (["serve", "m", "--api-key-file", "/nowhere"], "--api-key-file: must be a file"),
+        (["serve", "m", "--api-key-file", __file__], "--api-key-file"),
         (["serve", "m", "--kv-cache-memory", "1GiB", "--num-device-blocks", "8"], "--kv-cache-memory"),
     ],
 )
@@ -89,6 +141,43 @@ def test_a_usage_error_is_one_line_that_names_the_flag(arguments: list[str], nam
     assert result.stderr.startswith("octavo: error: ")
     assert named in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_simulate_hands_everything_to_the_simulator(tmp_path: Path) -> None:
+    package = tmp_path / "octavo_stand_in"
+    package.mkdir()
+    (package / "__main__.py").write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
+    program = (
+        "import sys; from octavo.api_server import cli; cli.SIMULATOR = 'octavo_stand_in'; "
+        "sys.argv = ['octavo', 'simulate', '--help', 'trace.csv', '--json', '-x']; cli.main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stdout) == (7, "['--help', 'trace.csv', '--json', '-x']\n")
+    missing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert missing.returncode == ExitCode.FAILURE
+    assert missing.stderr == "octavo: error: the simulator is not installed with this server\n"
+
+
+def test_a_public_host_needs_keys_or_consent(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys.toml"
+    key_file.write_text('[[key]]\nname = "a"\nkey = "sk-1"\n')
+    key_file.chmod(0o600)
+    parser = build_parser()
+    for consent in (["--api-key-file", str(key_file)], ["--insecure-public-bind"]):
+        cli.check_arguments(parser, parser.parse_args(["serve", "m", "--host", "0.0.0.0", *consent]))  # noqa: S104
+
+
+def test_a_key_file_that_others_can_read_is_refused_and_no_key_is_shown(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys.toml"
+    key_file.write_text('[[key]]\nname = "a"\nkey = "sk-1"\n')
+    key_file.chmod(0o604)
+    result = run("serve", "m", "--api-key-file", str(key_file))
+    assert result.returncode == ExitCode.USAGE
+    assert f"chmod o-rwx {key_file}" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "sk-1" not in result.stderr
 
 
 def test_version() -> None:

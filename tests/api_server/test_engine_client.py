@@ -14,6 +14,7 @@ from octavo.protocol import codec
 from octavo.protocol.engine_messages import (
     AbortRequests,
     AddRequest,
+    BeamOutput,
     EngineCommand,
     EngineOutput,
     EngineStats,
@@ -56,6 +57,10 @@ class Bench:
         self.client = EngineClient("ipc:///nowhere/engine", "api-0", Metrics())
         self.client.close()
         self.client._connection = self.frames
+        self.started: list[int] = []
+
+    def generate(self, requests: list[AddRequest]) -> Generation:
+        return self.client.generate(requests, self.started.append)
 
     async def run(self) -> None:
         """Let both loops do all they can."""
@@ -86,7 +91,7 @@ def output(
 
 async def test_hello_comes_first_and_requests_keep_their_order() -> None:
     bench = Bench()
-    with bench.client.generate([request("a"), request("b")]):
+    with bench.generate([request("a"), request("b")]):
         await bench.run()
     assert isinstance(bench.frames.sent[0], Hello)
     assert [command.request_id for command in bench.frames.sent[1:3]] == ["a", "b"]
@@ -103,7 +108,7 @@ async def test_any_repeats_give_each_token_once_and_one_ending(
     bench = Bench()
     received: list[int] = []
     num_sent = 0
-    with bench.client.generate([request("a")]) as generation:
+    with bench.generate([request("a")]) as generation:
         for num_repeated, num_new, is_taken in steps:
             first = max(0, num_sent - num_repeated)
             bench.frames.deliver(output("a", first, list(range(first, num_sent + num_new))))
@@ -127,7 +132,7 @@ async def test_any_repeats_give_each_token_once_and_one_ending(
 
 async def test_only_changed_choices_are_updated_and_only_running_ones_aborted() -> None:
     bench = Bench()
-    with bench.client.generate([request("a"), request("b"), request("c")]) as generation:
+    with bench.generate([request("a"), request("b"), request("c")]) as generation:
         bench.frames.deliver(output("c", 0, [7]), output("a", 0, [5], FinishReason.STOP))
         await bench.run()
         updates = await generation.updates()
@@ -140,9 +145,38 @@ async def test_only_changed_choices_are_updated_and_only_running_ones_aborted() 
     assert bench.finished() == {"stop": 2, "abort": 1}
 
 
+async def test_the_first_output_starts_a_request_and_says_what_was_cached() -> None:
+    bench = Bench()
+    with bench.generate([request("a"), request("b"), request("c")]) as generation:
+        for first_index, num_cached_tokens in ((0, 16), (1, 99), (2, 0)):
+            bench.frames.deliver(RequestOutput("b", first_index, [5], None, None, num_cached_tokens))
+            await bench.run()
+            assert bench.started == [1]
+        bench.frames.deliver(RequestOutput("c", 0, [], FinishReason.LENGTH, None, 3))
+        await bench.run()
+        assert bench.started == [1, 2]
+        assert [live.num_cached_tokens for live in generation.live_requests] == [None, 16, 3]
+
+
+async def test_the_tokens_of_all_beams_count_and_the_search_is_one_finished_request() -> None:
+    bench = Bench()
+    beams = [BeamOutput([1, 2, 3], -0.5, FinishReason.STOP, 3), BeamOutput([4], -0.7, FinishReason.LENGTH)]
+    with bench.generate([request("a")]) as generation:
+        bench.frames.deliver(RequestOutput("a", 0, [], FinishReason.STOP, beams=beams))
+        await bench.run()
+        (update,) = await generation.updates()
+        assert update.ending is not None
+        assert update.ending.beams == beams
+    assert bench.client.metrics.num_generation_tokens == 4
+    assert bench.client.metrics.num_prompt_tokens == 2
+    assert sum(bench.client.metrics.end_to_end.counts) == 1
+    assert sum(bench.client.metrics.time_per_output_token.counts) == 0
+    assert bench.finished() == {"stop": 1}
+
+
 async def test_output_after_the_end_is_ignored() -> None:
     bench = Bench()
-    with bench.client.generate([request("a")]) as generation:
+    with bench.generate([request("a")]) as generation:
         generation.stop(0)
         bench.frames.deliver(output("a", 0, [1], FinishReason.LENGTH))
         await bench.run()
@@ -163,7 +197,7 @@ async def test_wake_returns_nothing_and_fail_raises_everywhere() -> None:
                 await generation.updates()
             assert problem.value is error
 
-    generations = [bench.client.generate([request(name)]) for name in "ab"]
+    generations = [bench.generate([request(name)]) for name in "ab"]
     tasks = [asyncio.create_task(wait_in(generation)) for generation in generations]
     await asyncio.sleep(0)
     for generation in generations:
@@ -177,7 +211,7 @@ async def test_wake_returns_nothing_and_fail_raises_everywhere() -> None:
 async def test_a_flood_of_frames_leaves_the_consumers_their_turn() -> None:
     bench = Bench()
     turns_seen: list[int] = []
-    with bench.client.generate([request("a")]) as generation:
+    with bench.generate([request("a")]) as generation:
         for index in range(100):
             bench.frames.deliver(output("a", index, [index]))
 

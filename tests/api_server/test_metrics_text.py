@@ -34,12 +34,28 @@ def test_histogram_buckets_are_cumulative() -> None:
 
 def test_gauges_come_from_the_engines_stats() -> None:
     metrics = Metrics()
-    metrics.stats = EngineStats(3, 5, 25, 100, 7, 70, 2)
+    metrics.stats = EngineStats(3, 5, 25, 100, 7, 70, 2, 4, 30, 6, 50, 900, 320, 11, 12, 13)
     values = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
-    assert values["octavo_running_requests"] == 3
-    assert values["octavo_waiting_requests"] == 5
-    assert values["octavo_kv_usage_ratio"] == 0.25
-    assert values["octavo_preemptions_total"] == 2
+    expected = {
+        "octavo_running_requests": 3,
+        "octavo_waiting_requests": 5,
+        "octavo_swapped_requests": 4,
+        "octavo_kv_usage_ratio": 0.25,
+        "octavo_device_blocks": 100,
+        "octavo_used_device_blocks": 25,
+        "octavo_cached_device_blocks": 30,
+        "octavo_host_blocks": 50,
+        "octavo_used_host_blocks": 6,
+        "octavo_steps_total": 7,
+        "octavo_scheduled_tokens_total": 70,
+        "octavo_preemptions_total": 2,
+        "octavo_recomputed_tokens_total": 11,
+        "octavo_swapped_out_blocks_total": 12,
+        "octavo_swapped_in_blocks_total": 13,
+        "octavo_prefix_cache_queries_total": 900,
+        "octavo_prefix_cache_hits_total": 320,
+    }
+    assert {name: values[name] for name in expected} == expected
 
 
 async def test_counters_equal_what_the_client_saw(tmp_path: Path) -> None:
