@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from octavo.engine_core.kv_cache_manager import KVCacheManager
 from octavo.engine_core.scheduler import Scheduler
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.engine_messages import AbortRequests, AddRequest, EngineStats, RequestOutput
-from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput, WorkerReady
 
 
 class Executor(Protocol):
@@ -27,9 +26,9 @@ class Executor(Protocol):
 class EngineCore:
     """Requests of all API servers, one scheduler, one executor."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, num_device_blocks: int) -> None:
-        kv_cache_manager = KVCacheManager(num_device_blocks, config.cache.block_size)
-        self.scheduler = Scheduler(config.model, config.scheduler, kv_cache_manager)
+    def __init__(self, config: EngineConfig, executor: Executor, memory: WorkerReady) -> None:
+        """`memory` is what all workers have in common."""
+        self.scheduler = Scheduler(config, memory)
         self.executor = executor
         self.max_steps_in_flight = config.scheduler.max_steps_in_flight
         self.owners: dict[str, bytes] = {}  # request_id -> name of the API server

@@ -1,11 +1,14 @@
 """Which requests compute how many tokens; who is preempted, resumed, admitted; when a request ends.
 
 One equation: every step gives each request tokens so that num_computed_tokens catches up with num_tokens. Prefill,
-chunks, decode, resume and recovery after a crash are that one sentence; there are no phases. Order inside a step:
+chunks, decode, prefix hits, resume and recovery after a crash are that one sentence; there are no phases. Order
+inside a step:
 
-1. running requests, oldest first. When no block is free the youngest loses its blocks and waits again (recompute);
-   so the oldest is never preempted by a younger one, and always gets on.
-2. if nobody was preempted: waiting requests, in the order of the queue, until one does not fit.
+1. running requests that lack one token get it (`steady_set`); those whose block table is full get a block first.
+2. running requests that lack more share what is left of the token budget, oldest first.
+   When no block is free the youngest running request is preempted (`preemption`); so the oldest is never preempted
+   by a younger one, and always gets on.
+3. if nobody was preempted: swapped and waiting requests join, in the order of the queue (`admission`).
 
 `schedule` returns a value, workers execute it, `update` applies its result; nothing else changes a request. Step n+1
 may be scheduled before the result of step n is here: the token that step n samples is then pending, and the worker
@@ -15,21 +18,33 @@ Rejected: separate prefill and decode steps, and skipping a waiting request that
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from octavo.engine_core.admission_policy import has_room, why_never
+import msgspec
+
+from octavo.engine_core.admission import Admission
+from octavo.engine_core.admission_policy import OutputLengths, why_never
+from octavo.engine_core.beam_forks import BeamForks
+from octavo.engine_core.beam_search import BeamGroup
+from octavo.engine_core.block_hash import hash_root
 from octavo.engine_core.invariants import require
 from octavo.engine_core.kv_cache_manager import KVCacheManager
+from octavo.engine_core.outputs import error_output, token_output
+from octavo.engine_core.preemption import Preemption
 from octavo.engine_core.request import Request, RequestStatus, why_malformed
 from octavo.engine_core.request_queue import RequestQueue
 from octavo.engine_core.stats import SchedulerCounters
+from octavo.engine_core.steady_set import NOT_STEADY, SteadySet
 from octavo.engine_core.step_plan import StepPlan
-from octavo.protocol.config import ModelConfig, SchedulerConfig
-from octavo.protocol.engine_messages import AddRequest, EngineStats, ErrorCode, FinishReason, RequestOutput
-from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.protocol.config import EngineConfig, SchedulingPolicy
+from octavo.protocol.engine_messages import AddRequest, EngineStats, ErrorCode, RequestOutput
+from octavo.protocol.sampling_params import MAX_NUM_CANDIDATES
+from octavo.protocol.worker_messages import NO_TOKEN, ModelRunnerOutput, SchedulerOutput, WorkerReady
+
+by_order = attrgetter("order")
 
 
 class UnexpectedResultError(ValueError):
@@ -41,22 +56,41 @@ class Scheduler:
 
     Attributes:
         requests: all that are not finished, by request_id.
-        running: those that hold blocks and a row, oldest first.
+        beam_groups: searches that are not finished, by the request_id that was asked for.
+        running: those that hold device blocks, oldest first. Each is either steady, or catching up, or waits for
+            what was scheduled: for its last token, or, as a beam, for the other beams.
         waiting: the others.
         steps_in_flight: scheduled steps whose result is not here yet, oldest first.
     """
 
-    def __init__(self, model: ModelConfig, config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> None:
-        self.model = model
-        self.config = config
-        self.kv_cache_manager = kv_cache_manager
+    def __init__(self, config: EngineConfig, memory: WorkerReady) -> None:
+        """`memory` is what all workers have in common: blocks of both tiers, and the slowest speeds."""
+        self.model = config.model
+        self.config = config.scheduler
+        self.memory = memory
+        self.kv_cache_manager = KVCacheManager(
+            memory.num_device_blocks,
+            config.cache.block_size,
+            memory.num_host_blocks,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            enable_offload=config.cache.kv_offload_bytes > 0,
+        )
         self.requests: dict[str, Request] = {}
+        self.beam_groups: dict[str, BeamGroup] = {}
         self.running: list[Request] = []
+        self.catching_up: dict[str, Request] = {}
+        self.steady = SteadySet()
         self.waiting = RequestQueue()
         self.steps_in_flight: deque[StepPlan] = deque()
         self.counters = SchedulerCounters()
-        self._dropped_request_ids: list[str] = []  # rows that the next step has to drop
+        self.output_lengths = OutputLengths()
+        self.admission = Admission(self)
+        self.preemption = Preemption(self)
+        self.beam_forks = BeamForks(self)
+        self.plan = StepPlan(0, self.config, self.steady)
+        self._caught_up: list[Request] = []  # by the last step; they may become steady
         self._num_added_requests = 0
+        self._model_name = f"{config.model.weights_path}\0{config.model.dtype}"
 
     # Commands
 
@@ -66,111 +100,165 @@ class Scheduler:
         That is when it is malformed, when it can never fit, or when it was sent again although its output is already
         complete. A request whose id is live is ignored.
         """
-        if command.request_id in self.requests:
+        if command.request_id in self.requests or command.request_id in self.beam_groups:
             return None
         self._num_added_requests += 1
-        request = Request(command, self._num_added_requests, self.model)
+        request = self._make_request(command)
         problem = why_malformed(command, self.model.vocab_size)
         if problem is not None:
-            return self._error(request, ErrorCode.INTERNAL_ERROR, problem)
-        problem = why_never(request, self.model.max_model_len, self.kv_cache_manager)
+            return error_output(request, ErrorCode.INTERNAL_ERROR, problem)
+        num_beams = 1 if command.beam_search is None else command.beam_search.num_beams
+        manager, max_model_len = self.kv_cache_manager, self.model.max_model_len
+        problem = why_never(request, num_beams, self.config.max_num_seqs, max_model_len, manager)
         if problem is not None:
-            return self._error(request, ErrorCode.NEVER_FITS, problem)
+            return error_output(request, ErrorCode.NEVER_FITS, problem)
         if request.finish_reason() is not None:
-            return self._output(request, [])
+            return token_output(request, [])
+        if request.beam_group is not None:
+            self.beam_groups[request.request_id] = request.beam_group
+        self._name_blocks(request)
         self.requests[request.request_id] = request
         self.waiting.push(request)
         return None
 
+    def _make_request(self, command: AddRequest) -> Request:
+        priority = command.priority if self.config.scheduling_policy is SchedulingPolicy.PRIORITY else 0
+        order = (priority, command.arrival_time_s, self._num_added_requests, 0)
+        request = Request(command, order, self.model, hash_root(self._model_name, "", command.cache_salt))
+        if command.beam_search is not None:
+            num_ends = len(request.stop_token_ids)
+            num_candidates = min(MAX_NUM_CANDIDATES, max(2, 1 + num_ends) * command.beam_search.num_beams)
+            request.sampling_params = msgspec.structs.replace(request.sampling_params, num_candidates=num_candidates)
+            request.beam_group = BeamGroup(command.beam_search, request)
+        return request
+
+    def _name_blocks(self, request: Request) -> None:
+        """Hash its full blocks; a fork has them from its origin, if that is live and has the same prompt."""
+        origin = self.requests.get(request.fork_of)
+        request.fork_of = ""
+        if origin is not None and origin.is_same_prompt(request):
+            num_blocks = request.num_prompt_tokens // self.kv_cache_manager.block_size
+            request.block_hashes = origin.block_hashes[:num_blocks]
+            request.fork_of = origin.request_id
+        self.kv_cache_manager.update_hashes(request)
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget these requests, and what is in flight for them; ids that are not live are ignored."""
         for request_id in request_ids:
+            group = self.beam_groups.get(request_id)
             request = self.requests.get(request_id)
-            if request is not None:
-                self._finish(request)
+            if group is not None:
+                self.finish_group(group)
+            elif request is not None and request.beam_group is None:
+                self.finish(request)
 
     # One step
 
     def schedule(self) -> SchedulerOutput | None:
         """Decide the next step; None when there is nothing to compute now."""
-        plan = StepPlan(
-            self.counters.num_steps,
-            self.config.max_num_batched_tokens,
-            self.config.max_tokens_per_request or self.config.max_num_batched_tokens,
-        )
+        plan = self.plan
         num_preemptions = self.counters.num_preemptions
-        self._schedule_running(plan)
+        self._join_steady(plan)
+        self._grow_steady(plan)
+        self._catch_up(plan)
         if self.counters.num_preemptions == num_preemptions:
-            self._admit_waiting(plan)
-        if not plan.scheduled:
+            self.admission.admit(plan)
+        if plan.is_empty and not self.steps_in_flight:
+            self._make_way(plan)
+        if plan.is_empty:
             return None
+        self.preemption.log.end_burst(plan.step_id)
+        self._caught_up = plan.sampling
+        step = plan.close(self.kv_cache_manager.take_copies())
         self.counters.num_steps += 1
-        self.counters.num_scheduled_tokens += self.config.max_num_batched_tokens - plan.token_budget
+        self.counters.num_scheduled_tokens += plan.num_tokens + plan.num_steady_tokens
         self.steps_in_flight.append(plan)
-        dropped_request_ids, self._dropped_request_ids = self._dropped_request_ids, []
-        return plan.output(dropped_request_ids)
+        self.plan = StepPlan(self.counters.num_steps, self.config, self.steady)
+        return step
 
-    def _schedule_running(self, plan: StepPlan) -> None:
-        index = 0
-        while index < len(self.running) and plan.token_budget > 0:
-            request = self.running[index]
-            index += 1
-            if request.num_tokens >= request.max_num_tokens:
-                continue  # its last token is pending
+    def _join_steady(self, plan: StepPlan) -> None:
+        """Whom the last step brought up to date is steady from now on, unless its last token is pending."""
+        for request in self._caught_up:
+            is_going_on = request.status is RequestStatus.RUNNING and request.num_tokens < request.max_num_tokens
+            if is_going_on and request.beam_group is None:
+                self.steady.join(request)
+                plan.steady_joined[request.request_id] = None
+                self._call_when_due(request)
+        self._caught_up = []
+
+    def _call_when_due(self, request: Request) -> None:
+        num_slots = len(self.kv_cache_manager.block_tables[request.request_id]) * self.kv_cache_manager.block_size
+        num_free_slots = num_slots - request.num_computed_tokens
+        self.steady.call_in(request, min(num_free_slots, request.max_num_tokens - request.num_tokens))
+
+    def _grow_steady(self, plan: StepPlan) -> None:
+        for request in self.steady.due():
+            if request.settled_at == NOT_STEADY:
+                continue  # preempted just now
+            if request.num_tokens == request.max_num_tokens:
+                self.steady.leave(request)
+                plan.steady_left[request.request_id] = None
+            elif self._grow(plan, request, request.num_computed_tokens + 1):
+                self.register_blocks(request)
+                self._call_when_due(request)
+
+    def _catch_up(self, plan: StepPlan) -> None:
+        for request in sorted(self.catching_up.values(), key=by_order):
             num_tokens = plan.num_tokens_for(request)
-            new_block_ids = self._grow_or_preempt(request, request.num_computed_tokens + num_tokens)
-            if new_block_ids is None:
-                return
-            if new_block_ids:
-                plan.grow_row(request, new_block_ids)
-            plan.schedule(request, num_tokens)
+            is_preempted = request.status is not RequestStatus.RUNNING  # just now
+            if num_tokens and not is_preempted and self._grow(plan, request, request.num_computed_tokens + num_tokens):
+                self.compute(plan, request, num_tokens)
 
-    def _grow_or_preempt(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Have the request's table cover `num_tokens`, preempting from the tail as long as blocks are missing.
+    def compute(self, plan: StepPlan, request: Request, num_tokens: int) -> None:
+        """Give a running request with the blocks for it its tokens; its full blocks can be shared from now on."""
+        is_caught_up = plan.schedule(request, num_tokens)
+        self.register_blocks(request)
+        if is_caught_up:
+            self.catching_up.pop(request.request_id, None)
+            self.admission.promises.withdraw(request)
+        else:
+            self.catching_up[request.request_id] = request
 
-        Returns the new block ids; None when the request, being the youngest, had to be preempted itself.
+    def register_blocks(self, request: Request) -> None:
+        """Name the full blocks that the steps up to this one compute, and let others find them."""
+        self.kv_cache_manager.update_hashes(request)
+        first_block = request.num_registered_blocks
+        self.kv_cache_manager.register_blocks(request, request.num_computed_tokens)
+        self.admission.promises.fulfil(request, first_block)
+
+    def _grow(self, plan: StepPlan, request: Request, num_tokens: int) -> bool:
+        """Have the request's table cover `num_tokens`, preempting the youngest as long as blocks are missing.
+
+        False when the request, being the youngest, had to be preempted itself.
         """
         while True:
             new_block_ids = self.kv_cache_manager.grow_table(request.request_id, num_tokens)
             if new_block_ids is not None:
-                return new_block_ids
-            youngest = self.running.pop()
-            self._preempt(youngest)
+                break
+            youngest = self.running[-1]
+            self.preemption.preempt(youngest)
             if youngest is request:
-                return None
+                return False
+        if not request.has_row:
+            plan.add_row(request, self.kv_cache_manager.block_tables[request.request_id].copy())
+        elif new_block_ids or request.unsent_token_ids:
+            plan.grow_row(request, new_block_ids)
+        return True
 
-    def _preempt(self, request: Request) -> None:
-        """Give the request's blocks back and let it wait at its own place; a pending token still arrives."""
-        self.counters.num_preemptions += 1
-        self._release(request)
-        request.num_computed_tokens = 0
-        request.move_to(RequestStatus.WAITING)
-        self.waiting.push(request)
+    def _make_way(self, plan: StepPlan) -> None:
+        """All who hold blocks wait for someone who has none (beams of searches that run at once): free some."""
+        while plan.is_empty and self.running and len(self.waiting):
+            self.preemption.preempt(self.running[-1])
+            self.admission.admit(plan)
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting.peek()
-            if request is None or request.num_pending_tokens > 0 or not self._has_room(request):
-                return
-            self._admit(plan, request)
-
-    def _has_room(self, request: Request) -> bool:
-        manager = self.kv_cache_manager
-        return has_room(manager.num_blocks_for(request.num_tokens), manager.num_free_blocks, len(self.running))
-
-    def _admit(self, plan: StepPlan, request: Request) -> None:
-        """Move the request from the queue into the step.
-
-        It gets the blocks of all its known tokens at once, though its first chunk may need fewer: then the free
-        blocks that the next request is measured against are not already promised.
-        """
-        block_ids = self.kv_cache_manager.add_table(request.request_id, request.num_tokens)
-        require(block_ids is not None, "the admission policy admitted a request that has no room")
-        self.waiting.remove(request)
-        request.move_to(RequestStatus.RUNNING)
-        insort(self.running, request, key=attrgetter("order"))
-        plan.add_row(request, block_ids or [])
-        plan.schedule(request, plan.num_tokens_for(request))
+    def leave_running(self, request: Request) -> None:
+        """Take the request out of all that concerns running ones, but for its blocks."""
+        del self.running[bisect_left(self.running, request.order, key=by_order)]
+        if request.settled_at != NOT_STEADY:
+            self.steady.leave(request)
+        self.catching_up.pop(request.request_id, None)
+        self.admission.promises.withdraw(request)
+        self.plan.drop_row(request)
 
     # Its result
 
@@ -183,89 +271,103 @@ class Scheduler:
         if not self.steps_in_flight or self.steps_in_flight[0].step_id != result.step_id:
             raise UnexpectedResultError(f"the result of step {result.step_id} was not expected")
         plan = self.steps_in_flight.popleft()
-        outputs = self._fail_requests(plan, result.errors) if result.errors else []
-        sampled_token_ids = result.sampled_token_ids
-        for request in plan.sampling:
-            if request.status is not RequestStatus.FINISHED:
-                outputs.append(self._append(request, sampled_token_ids.get(request.request_id)))
+        sampling, token_ids = plan.sampling, result.sampled_token_ids
+        if result.corrupt_block_ids:
+            self.preemption.recompute_corrupt(result.corrupt_block_ids)
+        if len(token_ids) != len(sampling):
+            token_ids = [NO_TOKEN] * len(sampling)
+        outputs = self._fail_requests(plan, result) if result.errors else []
+        for request, token_id in zip(sampling, token_ids, strict=True):
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if token_id < 0:
+                outputs += self._apply_without_token(request, result)
+                continue
+            request.output_token_ids.append(token_id)
+            output = token_output(request, [token_id])
+            outputs.append(output)
+            if output.finish_reason is not None:
+                self.output_lengths.add(request.num_output_tokens)
+                self.finish(request)
         return outputs
 
-    def _append(self, request: Request, token_ids: list[int] | None) -> RequestOutput:
-        if token_ids is None or len(token_ids) != 1:
-            self._finish(request)
-            return self._error(request, ErrorCode.INTERNAL_ERROR, "the worker did not report the sampled token")
-        request.output_token_ids += token_ids
-        output = self._output(request, token_ids)
-        if output.finish_reason is not None:
-            self._finish(request)
-        return output
+    def _apply_without_token(self, request: Request, result: ModelRunnerOutput) -> list[RequestOutput]:
+        candidates = result.candidates.get(request.request_id)
+        if candidates is not None and request.beam_group is not None:
+            return self.beam_forks.report(request, request.beam_group, candidates)
+        self._fail(request)
+        return [error_output(request, ErrorCode.INTERNAL_ERROR, "the worker did not report the sampled token")]
 
-    def _fail_requests(self, plan: StepPlan, errors: dict[str, ErrorCode]) -> list[RequestOutput]:
-        failed = [
-            request
-            for request in plan.scheduled
-            if request.request_id in errors and request.status is not RequestStatus.FINISHED
-        ]
-        for request in failed:
-            self._finish(request)
-        return [self._error(request, errors[request.request_id], "the worker failed on it") for request in failed]
+    def _fail_requests(self, plan: StepPlan, result: ModelRunnerOutput) -> list[RequestOutput]:
+        outputs = []
+        for request in dict.fromkeys((*plan.scheduled, *plan.sampling)):
+            error = result.errors.get(request.request_id)
+            if error is not None and request.status is not RequestStatus.FINISHED:
+                self._fail(request)
+                outputs.append(error_output(request, error, "the worker failed on it"))
+        return outputs
+
+    def _fail(self, request: Request) -> None:
+        """End a request whose KV may be wrong: none of its blocks may be found by others."""
+        beams = [request] if request.beam_group is None else request.beam_group.running
+        for beam in beams:
+            self.kv_cache_manager.forget_blocks(self.kv_cache_manager.block_tables.get(beam.request_id, ()))
+            beam.has_failed = True
+        if request.beam_group is None:
+            self.finish(request)
+        else:
+            self.finish_group(request.beam_group)
 
     # Ends
 
-    def _finish(self, request: Request) -> None:
+    def finish(self, request: Request) -> None:
         """The only way out: blocks, row and place in the queue are given up together."""
         if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-            self._release(request)
+            self.leave_running(request)
+            self.register_blocks(request)
+            self.kv_cache_manager.free(request.request_id)
         else:
             self.waiting.remove(request)
+            if request.status is RequestStatus.SWAPPED:
+                self.kv_cache_manager.free_host(request.request_id)
+        self.waiting.charge(request)
         request.move_to(RequestStatus.FINISHED)
         del self.requests[request.request_id]
 
-    def _release(self, request: Request) -> None:
-        """Free the blocks and drop the row; steps in flight that still write there run before those of a new owner."""
-        self.kv_cache_manager.free(request.request_id)
-        self._dropped_request_ids.append(request.request_id)
-
-    @staticmethod
-    def _output(request: Request, token_ids: list[int]) -> RequestOutput:
-        """The output that ends with the request's last token, of which `token_ids` are new."""
-        finish_reason = request.finish_reason()
-        return RequestOutput(
-            request.request_id,
-            len(request.output_token_ids) - len(token_ids),
-            token_ids,
-            finish_reason,
-            request.output_token_ids[-1] if finish_reason is FinishReason.STOP else None,
-        )
-
-    @staticmethod
-    def _error(request: Request, error: ErrorCode, message: str) -> RequestOutput:
-        return RequestOutput(
-            request.request_id,
-            request.num_output_tokens,
-            [],
-            FinishReason.ERROR,
-            error=error,
-            error_message=message,
-        )
+    def finish_group(self, group: BeamGroup) -> None:
+        """End a beam search and all its beams."""
+        del self.beam_groups[group.request_id]
+        for beam in group.running:
+            self.finish(beam)
 
     # What others may know
 
     def stats(self) -> EngineStats:
         """The state right now."""
+        manager, counters = self.kv_cache_manager, self.counters
         return EngineStats(
             num_running_requests=len(self.running),
             num_waiting_requests=len(self.waiting),
-            num_used_blocks=self.kv_cache_manager.num_used_blocks,
-            num_total_blocks=self.kv_cache_manager.num_total_blocks,
-            num_steps=self.counters.num_steps,
-            num_scheduled_tokens=self.counters.num_scheduled_tokens,
-            num_preemptions=self.counters.num_preemptions,
+            num_used_blocks=manager.num_used_blocks,
+            num_total_blocks=manager.num_total_blocks,
+            num_steps=counters.num_steps,
+            num_scheduled_tokens=counters.num_scheduled_tokens,
+            num_preemptions=counters.num_preemptions,
+            num_swapped_requests=len(manager.host_tables),
+            num_cached_blocks=len(manager.device_pool.cached),
+            num_used_host_blocks=manager.host_pool.num_held_blocks,
+            num_total_host_blocks=manager.host_pool.num_blocks,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_recomputed_tokens=counters.num_recomputed_tokens,
+            num_swapped_out_blocks=manager.num_swapped_out_blocks,
+            num_swapped_in_blocks=manager.num_swapped_in_blocks,
         )
 
     def check_idle(self) -> None:
         """Raise InvariantError when no step is in flight and yet something is held or waits. O(1)."""
         if not self.steps_in_flight:
+            manager = self.kv_cache_manager
+            num_held_blocks = manager.num_used_blocks + manager.host_pool.num_held_blocks
             require(not self.requests, f"{len(self.requests)} requests, but no step in flight")
-            require(self.kv_cache_manager.num_used_blocks == 0, "blocks are held though there is no request")
+            require(num_held_blocks == 0, "blocks are held though there is no request")

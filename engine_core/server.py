@@ -43,14 +43,12 @@ MAX_WORKER_FRAMES_PER_TURN = 16
 class Server:
     """The engine core and its two sockets, once the workers are ready."""
 
-    def __init__(
-        self, config: EngineConfig, listener: Listener, executor: WorkerExecutor, num_device_blocks: int
-    ) -> None:
+    def __init__(self, config: EngineConfig, listener: Listener, executor: WorkerExecutor, memory: WorkerReady) -> None:
         self.listener = listener
         self.executor = executor
-        self.engine_core = EngineCore(config, executor, num_device_blocks)
+        self.engine_core = EngineCore(config, executor, memory)
         self.engine_ready = EngineReady(
-            PROTOCOL_VERSION, config.cache.block_size, num_device_blocks, config.model.max_model_len
+            PROTOCOL_VERSION, config.cache.block_size, memory.num_device_blocks, config.model.max_model_len
         )
         self.peers: dict[Peer, None] = {}  # API servers in the order in which they came
         self.frame_counters = FrameCounters()
@@ -134,18 +132,24 @@ class Server:
             logger.warning("dropped a frame of %r (%d so far): %s", peer, self.frame_counters.num_bad_frames, problem)
 
 
-def num_usable_blocks(config: EngineConfig, workers: Sequence[WorkerReady]) -> int:
-    """Blocks that every worker has; warn when a request of the greatest length would not fit.
+def common_memory(config: EngineConfig, workers: Sequence[WorkerReady]) -> WorkerReady:
+    """What every worker has: the fewest blocks, the slowest speeds. Warn when the longest request would not fit.
 
     Raises StartupError when there is no block at all.
     """
-    num_blocks = min(ready.num_device_blocks for ready in workers)
-    if num_blocks < 1:
+    memory = WorkerReady(
+        rank=0,
+        num_device_blocks=min(ready.num_device_blocks for ready in workers),
+        num_host_blocks=min(ready.num_host_blocks for ready in workers),
+        copied_blocks_per_s=min(ready.copied_blocks_per_s for ready in workers),
+        prefill_tokens_per_s=min(ready.prefill_tokens_per_s for ready in workers),
+    )
+    if memory.num_device_blocks < 1:
         raise StartupError(
             ExitCode.OUT_OF_MEMORY,
             "there is no memory for KV blocks: raise --memory-utilization or --kv-cache-memory, or use a smaller model",
         )
-    num_tokens = num_blocks * config.cache.block_size
+    num_tokens = memory.num_device_blocks * config.cache.block_size
     if num_tokens < config.model.max_model_len - 1:  # the last token of a request is never computed
         logger.warning(
             "KV blocks hold %s tokens, fewer than --max-model-len %s; longer requests are refused. "
@@ -153,16 +157,21 @@ def num_usable_blocks(config: EngineConfig, workers: Sequence[WorkerReady]) -> i
             f"{num_tokens:,}",
             f"{config.model.max_model_len:,}",
         )
-    return num_blocks
+    return memory
 
 
 def serve(config: EngineConfig, reporter: Reporter) -> None:
     """Bind the sockets, wait for the workers, serve; never returns."""
     listener = Listener(config.engine_address)
     executor = WorkerExecutor(Listener(config.worker_address), config.parallel.tensor_parallel_size)
-    num_blocks = num_usable_blocks(config, executor.wait_until_ready())
-    num_tokens = num_blocks * config.cache.block_size
-    reporter.progress("kv_blocks", f"{num_blocks:,} blocks of {config.cache.block_size} tokens = {num_tokens:,} tokens")
-    server = Server(config, listener, executor, num_blocks)
+    memory = common_memory(config, executor.wait_until_ready())
+    reporter.progress("kv_blocks", _describe(memory, config.cache.block_size))
+    server = Server(config, listener, executor, memory)
     reporter.ready()
     server.run()
+
+
+def _describe(memory: WorkerReady, block_size: int) -> str:
+    num_tokens = memory.num_device_blocks * block_size
+    device = f"{memory.num_device_blocks:,} blocks of {block_size} tokens = {num_tokens:,} tokens"
+    return device + (f", {memory.num_host_blocks:,} blocks on the host" if memory.num_host_blocks else "")

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Steps scheduled, tokens scheduled in them (recomputed ones too), and preemptions."""
+    """See `protocol.engine_messages.EngineStats`; scheduled tokens include recomputed ones."""
 
     num_steps: int = 0
     num_scheduled_tokens: int = 0
     num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_recomputed_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from oracle_worker import build, run_step
+from oracle_worker import build, ready, run_step
 
 from octavo.engine_core.executor import WorkerExecutor
-from octavo.engine_core.server import Server, num_usable_blocks
+from octavo.engine_core.server import Server, common_memory
 from octavo.protocol.codec import decode_engine_event, encode
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.engine_messages import (
@@ -24,7 +24,6 @@ from octavo.protocol.engine_messages import (
 )
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.transport import Connection, Listener
-from octavo.protocol.worker_messages import WorkerReady
 
 PATIENCE_S = 20.0
 TURN_S = 0.02
@@ -68,8 +67,8 @@ class ServerThread(Background):
     def _serve(self) -> tuple[Callable[[], object], Callable[[], None]]:
         listener, worker_listener = Listener(self.config.engine_address), Listener(self.config.worker_address)
         executor = WorkerExecutor(worker_listener, self.config.parallel.tensor_parallel_size)
-        num_blocks = num_usable_blocks(self.config, executor.wait_until_ready())
-        self.server = Server(self.config, listener, executor, num_blocks)
+        memory = common_memory(self.config, executor.wait_until_ready())
+        self.server = Server(self.config, listener, executor, memory)
 
         def close() -> None:
             listener.close()
@@ -93,7 +92,7 @@ class WorkerThread(Background):
     def _work(self) -> tuple[Callable[[], object], Callable[[], None]]:
         model, num_blocks = build(self.config)
         connection = Connection(self.config.worker_address, f"worker-{self.rank}")
-        connection.send(encode(WorkerReady(self.rank, self.num_blocks or num_blocks)))
+        connection.send(encode(ready(self.config, self.rank, self.num_blocks or num_blocks)))
 
         def turn() -> None:
             while self.noise:

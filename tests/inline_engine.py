@@ -11,7 +11,7 @@ from octavo.protocol.config import EngineConfig
 from octavo.protocol.engine_messages import AddRequest, FinishReason
 from octavo.protocol.lifecycle import AnyStatus, Reporter
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput, WorkerReady
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import read_config
 from octavo.worker.worker import build_runner
@@ -50,7 +50,9 @@ class InlineEngine:
     def __init__(self, config: EngineConfig) -> None:
         runner = build_runner(config, read_config(config.model.path), SilentReporter())
         self.executor = InlineExecutor(runner)
-        self.core = EngineCore(config, self.executor, runner.kv_cache.shape[2])
+        self.core = EngineCore(
+            config, self.executor, WorkerReady(0, runner.kv_cache.shape[2], config.cache.num_host_blocks or 0)
+        )
         self.num_requests = 0
 
     def generate(

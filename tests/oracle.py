@@ -15,10 +15,19 @@ from hashlib import blake2b
 
 from octavo.protocol.engine_messages import FinishReason
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.protocol.worker_messages import CachedRequest, ModelRunnerOutput, NewRequest, SchedulerOutput
+from octavo.protocol.worker_messages import (
+    NO_TOKEN,
+    CachedRequest,
+    Candidates,
+    CopyKind,
+    ModelRunnerOutput,
+    NewRequest,
+    SchedulerOutput,
+)
 
 POISON = 0xDEAD_0BAD_DEAD_0BAD  # in slots that hold nothing valid
 START = 0x5EED  # what the first token finds in the slot before it
+BEAM_EOS_ODDS = 6  # among a beam's candidates it is more frequent, so that beams end
 EOS_ODDS = 48  # the model's own choice is EOS about once in so many tokens
 
 _pack_slot = struct.Struct("<QQQ").pack
@@ -54,6 +63,28 @@ def choose_token(
             while token_id in masked:
                 token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+def choose_candidates(
+    context_hash: int, params: SamplingParams, output_index: int, vocab_size: int, eos_token_ids: Sequence[int]
+) -> Candidates:
+    """The likeliest tokens after a context, all different; their logprobs fall by amounts that the context chooses."""
+    masked = set()
+    if output_index < params.min_tokens:
+        masked = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    likely: dict[int, float] = {}
+    logprob, draw = 0.0, context_hash
+    for _ in range(min(params.num_candidates, vocab_size)):
+        draw = _hash64(_pack_slot(draw, vocab_size, output_index))
+        token_id = draw % vocab_size
+        if eos_token_ids and (draw >> 40) % BEAM_EOS_ODDS == 0:
+            token_id = eos_token_ids[(draw >> 32) % len(eos_token_ids)]
+        while token_id in likely:
+            token_id = (token_id + 1) % vocab_size
+        logprob -= ((draw >> 16) % 65_521 + 1) / 65_536
+        likely[token_id] = logprob
+    allowed = {token_id: logprob for token_id, logprob in likely.items() if token_id not in masked}
+    return Candidates(list(allowed), list(allowed.values()))
 
 
 def expected_output(
@@ -100,44 +131,74 @@ class Row:
 
 
 class OracleModel:
-    """KV memory and rows of one worker."""
+    """KV memory of both tiers and rows of one worker."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int, eos_token_ids: Sequence[int], max_num_seqs: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_num_seqs: int,
+        num_host_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.max_num_seqs = max_num_seqs
         self.slots = array("Q", [POISON]) * (num_blocks * block_size)
+        self.host_slots = array("Q", [POISON]) * (num_host_blocks * block_size)
         self.rows: dict[str, Row] = {}
+        self.steady: dict[str, Row] = {}
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raise ContractError for one that makes no sense."""
         for request_id in step.dropped_request_ids:
-            self._drop(request_id)
+            self._row(request_id)
+            del self.rows[request_id]
+            self.steady.pop(request_id, None)
+        for copy in step.copies:
+            self._copy(*copy)
         for new in step.new_requests:
             self._add(new)
         for cached in step.cached_requests:
             self._grow(cached)
         if len(self.rows) > self.max_num_seqs:
             raise ContractError(f"{len(self.rows)} rows, but at most {self.max_num_seqs} are allowed")
-        sampled_token_ids: dict[str, list[int]] = {}
-        for request_id, num_tokens in step.num_scheduled_tokens.items():
+        self._change_steady(step)
+        batch = dict.fromkeys(self.steady, 1)
+        if batch.keys() & step.num_scheduled_tokens.keys():
+            raise ContractError("a steady request is scheduled by name")
+        return self._run(step.step_id, batch | step.num_scheduled_tokens)
+
+    def _run(self, step_id: int, batch: dict[str, int]) -> ModelRunnerOutput:
+        sampled_token_ids: list[int] = []
+        candidates: dict[str, Candidates] = {}
+        for request_id, num_tokens in batch.items():
             row = self._row(request_id)
             self._compute(row, num_tokens)
-            if row.num_computed_tokens == len(row.token_ids):
-                sampled_token_ids[request_id] = [self._sample(row)]
-        return ModelRunnerOutput(step.step_id, sampled_token_ids)
+            if row.num_computed_tokens < len(row.token_ids):
+                continue
+            if row.sampling_params.num_candidates:
+                candidates[request_id] = self._candidates(row)
+                sampled_token_ids.append(NO_TOKEN)
+            else:
+                sampled_token_ids.append(self._sample(row))
+        return ModelRunnerOutput(step_id, sampled_token_ids, candidates=candidates)
 
     def _row(self, request_id: str) -> Row:
         if request_id not in self.rows:
             raise ContractError(f"{request_id} has no row")
         return self.rows[request_id]
 
-    def _drop(self, request_id: str) -> None:
-        self._poison(self._row(request_id).block_table)
-        del self.rows[request_id]
+    def _copy(self, kind: CopyKind, source: int, destination: int) -> None:
+        sources = self.host_slots if kind is CopyKind.SWAP_IN else self.slots
+        destinations = self.host_slots if kind is CopyKind.SWAP_OUT else self.slots
+        size = self.block_size
+        if not (0 <= source < len(sources) // size and 0 <= destination < len(destinations) // size):
+            raise ContractError(f"{kind.name} from block {source} to block {destination}")
+        content = sources[source * size : (source + 1) * size]
+        destinations[destination * size : (destination + 1) * size] = content
 
     def _add(self, new: NewRequest) -> None:
         if new.request_id in self.rows:
@@ -147,7 +208,21 @@ class OracleModel:
 
     def _grow(self, cached: CachedRequest) -> None:
         self._poison(cached.new_block_ids)
-        self._row(cached.request_id).block_table += cached.new_block_ids
+        row = self._row(cached.request_id)
+        row.block_table += cached.new_block_ids
+        row.token_ids += cached.new_token_ids
+        if cached.new_token_ids and not row.sampling_params.num_candidates:
+            raise ContractError(f"{cached.request_id} samples its own tokens")
+
+    def _change_steady(self, step: SchedulerOutput) -> None:
+        for request_id in step.steady_left:
+            if request_id not in self.steady or request_id not in self.rows:
+                raise ContractError(f"{request_id} is not steady and cannot leave")
+            del self.steady[request_id]
+        for request_id in step.steady_joined:
+            if request_id in self.steady:
+                raise ContractError(f"{request_id} is steady already")
+            self.steady[request_id] = self._row(request_id)
 
     def _poison(self, block_ids: Sequence[int]) -> None:
         poison = array("Q", [POISON]) * self.block_size
@@ -169,21 +244,27 @@ class OracleModel:
             self.slots[self._slot(row, position)] = slot_value(row.token_ids[position], position, previous)
         row.num_computed_tokens = end
 
-    def _sample(self, row: Row) -> int:
-        """Choose the next token from the gathered context and append it to the row."""
+    def _context_hash(self, row: Row) -> int:
+        """Gather the slots of all computed tokens, as attention does."""
         context = blake2b(digest_size=8)
         num_left = row.num_computed_tokens
         for block_id in row.block_table[: -(-num_left // self.block_size)]:
             start = block_id * self.block_size
             context.update(self.slots[start : start + min(self.block_size, num_left)].tobytes())
             num_left -= self.block_size
+        return int.from_bytes(context.digest(), "little")
+
+    def _sample(self, row: Row) -> int:
+        """Choose the next token from the gathered context and append it to the row."""
         output_index = len(row.token_ids) - row.num_prompt_tokens
         token_id = choose_token(
-            int.from_bytes(context.digest(), "little"),
-            row.sampling_params,
-            output_index,
-            self.vocab_size,
-            self.eos_token_ids,
+            self._context_hash(row), row.sampling_params, output_index, self.vocab_size, self.eos_token_ids
         )
         row.token_ids.append(token_id)
         return token_id
+
+    def _candidates(self, row: Row) -> Candidates:
+        output_index = len(row.token_ids) - row.num_prompt_tokens
+        return choose_candidates(
+            self._context_hash(row), row.sampling_params, output_index, self.vocab_size, self.eos_token_ids
+        )

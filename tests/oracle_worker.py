@@ -25,8 +25,14 @@ def build(config: EngineConfig) -> tuple[OracleModel, int]:
         config.model.vocab_size,
         config.model.eos_token_ids,
         config.scheduler.max_num_seqs,
+        config.cache.num_host_blocks or 0,
     )
     return model, num_blocks
+
+
+def ready(config: EngineConfig, rank: int, num_blocks: int) -> WorkerReady:
+    """What the worker reports of itself; its speeds are not measured."""
+    return WorkerReady(rank, num_blocks, config.cache.num_host_blocks or 0)
 
 
 def run_step(model: OracleModel, connection: Receiver, rank: int, timeout_s: float | None) -> bool:
@@ -43,7 +49,7 @@ def run_step(model: OracleModel, connection: Receiver, rank: int, timeout_s: flo
 def main(launch: Launch, reporter: Reporter) -> None:
     model, num_blocks = build(launch.config)
     connection = Connection(launch.config.worker_address, f"worker-{launch.index}")
-    connection.send(encode(WorkerReady(rank=launch.index, num_device_blocks=num_blocks)))
+    connection.send(encode(ready(launch.config, launch.index, num_blocks)))
     reporter.ready()
     while True:
         run_step(model, connection, launch.index, timeout_s=None)

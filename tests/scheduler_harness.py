@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 from oracle import OracleModel, expected_output
+from oracle_beams import expected_beams
 
-from octavo.engine_core.admission_policy import has_room
-from octavo.engine_core.kv_cache_manager import KVCacheManager
-from octavo.engine_core.request import Request
+from octavo.engine_core.request import Request, RequestStatus
 from octavo.engine_core.scheduler import Scheduler
 from octavo.protocol.codec import decode_scheduler_output, decode_worker_event, encode
-from octavo.protocol.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
+from octavo.protocol.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+    WeightsFormat,
+)
 from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason, RequestOutput
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput, WorkerReady
 
 MAX_STEPS_OF_A_RUN = 200_000
 
@@ -37,6 +44,10 @@ def make_config(
     max_num_batched_tokens: int = 64,
     max_tokens_per_request: int | None = None,
     max_steps_in_flight: int = 2,
+    num_host_blocks: int = 0,
+    enable_prefix_caching: bool = True,
+    kv_offload_bytes: int = 0,
+    **scheduler: object,
 ) -> EngineConfig:
     """A config of the oracle's size."""
     return EngineConfig(
@@ -50,12 +61,19 @@ def make_config(
             eos_token_ids=eos_token_ids,
         ),
         ipc_directory=ipc_directory,
-        cache=CacheConfig(block_size=block_size, num_device_blocks=num_device_blocks),
+        cache=CacheConfig(
+            block_size=block_size,
+            num_device_blocks=num_device_blocks,
+            num_host_blocks=num_host_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+            kv_offload_bytes=kv_offload_bytes,
+        ),
         scheduler=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
             max_num_batched_tokens=max_num_batched_tokens,
             max_tokens_per_request=max_tokens_per_request,
             max_steps_in_flight=max_steps_in_flight,
+            **scheduler,  # type: ignore[arg-type]
         ),
         worker_module="oracle_worker",
     )
@@ -69,12 +87,24 @@ def make_oracle(config: EngineConfig) -> OracleModel:
         model.vocab_size,
         model.eos_token_ids,
         config.scheduler.max_num_seqs,
+        config.cache.num_host_blocks or 0,
     )
 
 
 def make_scheduler(config: EngineConfig) -> Scheduler:
-    manager = KVCacheManager(config.cache.num_device_blocks or 0, config.cache.block_size)
-    return Scheduler(config.model, config.scheduler, manager)
+    cache = config.cache
+    return Scheduler(config, WorkerReady(0, cache.num_device_blocks or 0, cache.num_host_blocks or 0))
+
+
+def expected_search(config: EngineConfig, command: AddRequest) -> list[tuple[list[int], float]]:
+    """The beams that a search must return."""
+    model, params, beam_search = config.model, command.sampling_params, command.beam_search
+    assert beam_search is not None
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
+    params = msgspec.structs.replace(params, num_candidates=max(2, 1 + len(ends)) * beam_search.num_beams)
+    return expected_beams(
+        command.prompt_token_ids, params, beam_search, model.vocab_size, model.eos_token_ids, model.max_model_len
+    )
 
 
 def expected(config: EngineConfig, command: AddRequest) -> tuple[list[int], FinishReason]:
@@ -98,6 +128,8 @@ class RequestLog:
         self.error: ErrorCode | None = None
         self.error_message = ""
         self.is_aborted = False
+        self.beams: list[tuple[list[int], float]] = []
+        self.num_cached_tokens: int | None = None
 
     def apply(self, output: RequestOutput) -> None:
         assert self.finish_reason is None, "output after the end"
@@ -107,7 +139,10 @@ class RequestLog:
         self.finish_reason = output.finish_reason
         self.error = output.error
         self.error_message = output.error_message
-        if output.finish_reason is FinishReason.STOP:
+        self.beams = [(beam.token_ids, beam.score) for beam in output.beams]
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.finish_reason is FinishReason.STOP and not output.beams:
             assert output.stop_token_id == self.output_token_ids[-1]
 
 
@@ -128,7 +163,7 @@ class SchedulerHarness:
     def add(self, command: AddRequest) -> RequestLog:
         """Add a request, new or sent again; a live id changes nothing."""
         self.events.append(("add", command))
-        is_live = command.request_id in self.scheduler.requests
+        is_live = command.request_id in self.scheduler.requests or command.request_id in self.scheduler.beam_groups
         output = self.scheduler.add(command)
         if is_live:
             assert output is None
@@ -186,17 +221,7 @@ class SchedulerHarness:
         for log in live_logs:
             del self.logs[log.command.request_id]
         for log in live_logs:
-            command = log.command
-            self.add(
-                AddRequest(
-                    command.request_id,
-                    command.prompt_token_ids,
-                    command.sampling_params,
-                    command.arrival_time_s,
-                    list(log.output_token_ids),
-                    command.priority,
-                )
-            )
+            self.add(msgspec.structs.replace(log.command, output_token_ids=list(log.output_token_ids)))
 
     def run(self) -> None:
         """Go on until every request has ended, with as many steps in flight as allowed."""
@@ -223,10 +248,17 @@ class SchedulerHarness:
 
     def never_fits(self, command: AddRequest) -> bool:
         """The rule, worked out apart from the scheduler: the last token of a request takes no slot."""
-        num_prompt_tokens = len(command.prompt_token_ids)
+        num_prompt_tokens, block_size = len(command.prompt_token_ids), self.config.cache.block_size
         num_tokens = min(num_prompt_tokens + command.sampling_params.max_tokens, self.config.model.max_model_len)
-        num_slots = self.config.cache.block_size * self.scheduler.kv_cache_manager.num_total_blocks
-        return num_prompt_tokens > self.config.model.max_model_len - 1 or num_tokens - 1 > num_slots
+        num_beams = 1 if command.beam_search is None else command.beam_search.num_beams
+        num_blocks = num_beams * -(-(num_tokens - 1) // block_size)
+        if self.config.cache.enable_prefix_caching:
+            num_blocks -= (num_beams - 1) * ((num_prompt_tokens - 1) // block_size)
+        return (
+            num_prompt_tokens > self.config.model.max_model_len - 1
+            or num_blocks > self.scheduler.kv_cache_manager.num_total_blocks
+            or num_beams > self.config.scheduler.max_num_seqs
+        )
 
     def check_outputs(self) -> None:
         """After `run`: every request that was not aborted has the output that it must have, whatever the load was."""
@@ -235,6 +267,8 @@ class SchedulerHarness:
                 continue
             if self.never_fits(log.command):
                 assert (log.finish_reason, log.error) == (FinishReason.ERROR, ErrorCode.NEVER_FITS)
+            elif log.command.beam_search is not None:
+                assert log.beams == expected_search(self.config, log.command)
             else:
                 assert (log.output_token_ids, log.finish_reason) == expected(self.config, log.command)
 
@@ -244,67 +278,93 @@ class SchedulerHarness:
         """What holds between any two events."""
         scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
         manager.check()
-        tables = manager.block_tables
-        block_ids = [block_id for table in tables.values() for block_id in table]
-        assert len(block_ids) == len(set(block_ids)), "a block is in two places"
-        assert manager.num_free_blocks + len(block_ids) == manager.num_total_blocks
+        for request in scheduler.steady.members.values():
+            scheduler.steady.settle(request)
+        running = {request.request_id: request for request in scheduler.running}
         assert len(scheduler.running) <= self.config.scheduler.max_num_seqs
-        assert list(tables) == [] or set(tables) == {request.request_id for request in scheduler.running}
+        assert manager.block_tables.keys() == running.keys()
         assert [request.order for request in scheduler.running] == sorted(r.order for r in scheduler.running)
-        waiting = set(scheduler.waiting.members)
-        assert waiting | set(tables) == set(scheduler.requests)
-        assert not waiting & set(tables)
+        assert scheduler.steady.members.keys() <= running.keys()
+        assert scheduler.catching_up.keys() <= running.keys()
+        assert not scheduler.steady.members.keys() & scheduler.catching_up.keys()
+        waiting = scheduler.waiting.members
+        assert waiting.keys() | running.keys() == scheduler.requests.keys()
+        assert not waiting.keys() & running.keys()
+        swapped = {name for name, request in waiting.items() if request.status is RequestStatus.SWAPPED}
+        assert manager.host_tables.keys() == swapped
+        assert set(scheduler.admission.promises.makers.values()) <= scheduler.catching_up.keys()
         for request in scheduler.requests.values():
-            self._check_request(request, tables.get(request.request_id))
-        assert {log.command.request_id for log in self.live_logs()} == set(scheduler.requests)
+            self._check_request(request, manager.block_tables.get(request.request_id))
+        named = {
+            request.beam_group.request_id if request.beam_group else request.request_id
+            for request in scheduler.requests.values()
+        }
+        assert {log.command.request_id for log in self.live_logs()} == named
 
     def _check_request(self, request: Request, table: list[int] | None) -> None:
         assert 0 <= request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
-        assert 0 <= request.num_pending_tokens <= len(self.results)
-        assert request.output_token_ids == self.logs[request.request_id].output_token_ids
+        if request.beam_group is None:
+            assert 0 <= request.num_pending_tokens <= len(self.results)
+            assert request.output_token_ids == self.logs[request.request_id].output_token_ids
         if table is None:
-            assert request.num_computed_tokens == 0
+            assert request.num_computed_tokens == 0 or request.status is RequestStatus.SWAPPED
         else:
-            num_slots = len(table) * self.config.cache.block_size
+            block_size, pool = self.config.cache.block_size, self.scheduler.kv_cache_manager.device_pool
+            num_slots = len(table) * block_size
             assert request.num_computed_tokens <= num_slots
-            assert num_slots < request.num_tokens + self.config.cache.block_size, "blocks were taken too early"
+            assert num_slots < request.num_tokens + block_size, "blocks were taken too early"
+            to_be_written = table[request.num_computed_tokens // block_size :]
+            assert all(pool.num_references[block_id] == 1 for block_id in to_be_written), "a shared block is written"
 
     def check_running(self, before: list[Request], has_preempted: bool) -> None:
         """Who was preempted is younger than everyone who still runs; so the oldest never is, unless it is alone."""
         after = self.scheduler.running
         lost = [request for request in before if request not in after]
         assert has_preempted == bool(lost)
-        if lost:
+        stayed = [request.order for request in before if request in after]
+        if lost and stayed:
+            assert max(stayed) < min(request.order for request in lost)
+        if lost and self.scheduler.steps_in_flight and not self.scheduler.beam_groups:
             assert after, "everyone was preempted"
-            assert max(request.order for request in after) < min(request.order for request in lost)
 
     def check_step(self, step: SchedulerOutput, has_preempted: bool) -> None:
         """Budget, chunk, rows and first come first served."""
         config = self.config.scheduler
         num_tokens = step.num_scheduled_tokens.values()
-        assert num_tokens
-        assert sum(num_tokens) <= config.max_num_batched_tokens
-        assert max(num_tokens) <= (config.max_tokens_per_request or config.max_num_batched_tokens)
+        num_scheduled_tokens = sum(num_tokens) + len(self.scheduler.steady)
+        assert 0 < num_scheduled_tokens <= config.max_num_batched_tokens
+        assert max(num_tokens, default=1) <= (config.max_tokens_per_request or config.max_num_batched_tokens)
         assert set(step.num_scheduled_tokens) <= {request.request_id for request in self.scheduler.running}
-        admitted = [self.scheduler.requests[new.request_id] for new in step.new_requests]
+        is_fork = {request_id for request_id in step.num_scheduled_tokens if "/" in request_id}
+        admitted = [
+            self.scheduler.requests[new.request_id] for new in step.new_requests if new.request_id not in is_fork
+        ]
+        if self.scheduler.beam_groups or config.scheduling_policy is SchedulingPolicy.LONGEST_PREFIX:
+            return
         head = self.scheduler.waiting.peek()
         if admitted:
             assert not has_preempted, "a step that preempts admits nobody"
+        if self.has_one_tenant:
             assert [r.order for r in admitted] == sorted(r.order for r in admitted)
         if head is not None and not has_preempted:
-            assert all(request.order < head.order for request in admitted), "someone older still waits"
-            assert not self._would_fit(head, sum(num_tokens)), "someone who fits was left waiting"
+            if self.has_one_tenant:
+                assert all(request.order < head.order for request in admitted), "someone older still waits"
+            assert not self._would_fit(head, num_scheduled_tokens), "someone who fits was left waiting"
 
     def _would_fit(self, request: Request, num_scheduled_tokens: int) -> bool:
-        config, manager = self.config.scheduler, self.scheduler.kv_cache_manager
+        scheduler, config = self.scheduler, self.config.scheduler
+        admission = scheduler.admission
         return (
             num_scheduled_tokens < config.max_num_batched_tokens
-            and len(self.scheduler.running) < config.max_num_seqs
+            and len(scheduler.running) < config.max_num_seqs
             and request.num_pending_tokens == 0
-            and has_room(
-                manager.num_blocks_for(request.num_tokens), manager.num_free_blocks, len(self.scheduler.running)
-            )
+            and config.max_prefill_share == 1
+            and admission._has_room(scheduler.plan, request, admission._find_prefix(request))
         )
+
+    @property
+    def has_one_tenant(self) -> bool:
+        return len({log.command.tenant for log in self.logs.values()}) <= 1
 
     def replay(self) -> list[bytes]:
         """The frames that the same events give on a fresh scheduler; not for harnesses that were restarted."""

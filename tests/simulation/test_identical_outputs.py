@@ -6,6 +6,7 @@ import random
 import pytest
 from scheduler_harness import SchedulerHarness, make_config
 
+from octavo.protocol.config import PreemptionMode
 from octavo.protocol.engine_messages import AddRequest
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -46,24 +47,38 @@ def run(config, commands, num_added_per_turn=3):
     return harness
 
 
+MEMORY = {  # name -> tokens of device memory, of host memory, what a preemption does
+    "swap": (80, 400, PreemptionMode.SWAP),
+    "recompute": (80, 0, PreemptionMode.RECOMPUTE),
+    "roomy": (1600, 0, PreemptionMode.AUTO),
+}
+
+
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
-@pytest.mark.parametrize("num_tokens_of_memory", [80, 800])
-@pytest.mark.parametrize("max_num_batched_tokens", [5, 512])
-@pytest.mark.parametrize("max_tokens_per_request", [None, 1, 7])
+@pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("block_size", [1, 2, 16])
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("max_tokens_per_request", [None, 1, 7, 64])
 def test_every_combination_gives_the_same_tokens(
-    block_size, max_tokens_per_request, max_num_batched_tokens, num_tokens_of_memory, max_steps_in_flight
+    max_tokens_per_request, enable_prefix_caching, block_size, memory, max_steps_in_flight
 ):
+    num_tokens, num_host_tokens, preemption_mode = MEMORY[memory]
     config = make_config(
         block_size=block_size,
-        num_device_blocks=num_tokens_of_memory // block_size,
-        max_num_batched_tokens=max_num_batched_tokens,
+        num_device_blocks=num_tokens // block_size,
+        num_host_blocks=num_host_tokens // block_size,
+        enable_prefix_caching=enable_prefix_caching,
+        max_num_batched_tokens=512,
         max_tokens_per_request=max_tokens_per_request,
         max_steps_in_flight=max_steps_in_flight,
+        preemption_mode=preemption_mode,
     )
     harness = run(config, workload(24))
-    if num_tokens_of_memory == 80 and max_num_batched_tokens == 512 and block_size < 16:
-        assert harness.scheduler.counters.num_preemptions > 0, "this memory was meant to be too small"
+    stats = harness.scheduler.stats()
+    assert (stats.num_cached_tokens > 0) >= enable_prefix_caching
+    if memory != "roomy" and block_size < 16:
+        assert stats.num_preemptions > 0, "this memory was meant to be too small"
+        assert (stats.num_swapped_in_blocks > 0) == (memory == "swap")
 
 
 def test_the_same_commands_give_the_same_frames():
