@@ -1,8 +1,10 @@
 """One step as tensors: the tokens to compute, their positions, and where their keys and values go.
 
-A pure function of the rows and the decision. Requests stand in the order of `num_scheduled_tokens`; the tokens of one
-request are neighbours. A request whose chunk reaches its last known token is sampled; that is the only difference
-between prefill and decode.
+A pure function of the rows and the decision. First stand the steady requests with one token each, in the order in which
+they joined, then the others in the order of `num_scheduled_tokens`; the tokens of one request are neighbours. A request
+whose chunk reaches its last known token is sampled; that is the only difference between prefill and decode. Steady
+requests are only ever touched as arrays. A request that has failed is computed like any other until it is dropped: its
+values reach nobody else, and leaving it out would be one more case.
 
     request            a         b            c
     token_ids     a7 a8 a9      b4       c0 c1 c2 c3          T = 8
@@ -26,8 +28,7 @@ class InputBatch(NamedTuple):
     """Inputs of one step; R requests, T tokens, S sampled requests.
 
     Attributes:
-        request_ids: of the R requests.
-        rows: int64 [R], their rows.
+        rows: int64 [R], of the requests.
         num_scheduled_tokens: int64 [R].
         token_ids, positions: int64 [T].
         metadata: where the tokens belong in the KV cache.
@@ -35,7 +36,6 @@ class InputBatch(NamedTuple):
         sampled_tokens: int64 [S], the last token of each sampled request, index among the T.
     """
 
-    request_ids: list[str]
     rows: np.ndarray
     num_scheduled_tokens: np.ndarray
     token_ids: torch.Tensor
@@ -45,35 +45,46 @@ class InputBatch(NamedTuple):
     sampled_tokens: torch.Tensor
 
 
-def _check(
-    states: RequestStates, request_ids: list[str], rows: np.ndarray, seq_lens: np.ndarray, block_size: int
-) -> None:
+def _check(states: RequestStates, rows: np.ndarray, num_scheduled: np.ndarray, block_size: int) -> None:
     """Raise ValueError when a step asks for tokens that are not known or for slots that the request does not hold."""
-    is_wrong = (seq_lens > states.num_tokens[rows]) | (seq_lens > states.num_blocks[rows] * block_size)
+    seq_lens, num_tokens = states.num_computed_tokens[rows] + num_scheduled, states.num_tokens[rows]
+    is_wrong = (num_scheduled < 1) | (seq_lens > num_tokens) | (seq_lens > states.num_blocks[rows] * block_size)
+    is_wrong |= states.is_steady[rows] & (seq_lens != num_tokens)
     if is_wrong.any():
         index = int(is_wrong.argmax())
         row = rows[index]
+        kind = "steady request" if states.is_steady[row] else "request"
         raise ValueError(
-            f"request {request_ids[index]}: step reaches token {seq_lens[index]}, but there are "
-            f"{states.num_tokens[row]} tokens and {states.num_blocks[row]} blocks of {block_size}"
+            f"{kind} {states.request_ids[row]}: step reaches token {seq_lens[index]} with {num_scheduled[index]}, "
+            f"but there are {num_tokens[index]} tokens and {states.num_blocks[row]} blocks of {block_size}"
         )
+
+
+def _batch_order(states: RequestStates, num_scheduled_tokens: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return int64 [R] rows and int64 [R] tokens to compute; ValueError for a steady request that is named as well."""
+    named = np.array([states.rows[request_id] for request_id in num_scheduled_tokens], np.int64)
+    if states.is_steady[named].any():
+        name = next(name for name in num_scheduled_tokens if states.is_steady[states.rows[name]])
+        raise ValueError(f"request {name} is steady, and scheduled by name as well")
+    num_tokens = np.ones(len(states.steady_rows) + len(named), np.int64)
+    num_tokens[len(states.steady_rows) :] = list(num_scheduled_tokens.values())
+    return np.concatenate((states.steady_rows, named)), num_tokens
 
 
 def make_input_batch(
     states: RequestStates, num_scheduled_tokens: dict[str, int], block_size: int, device: torch.device
 ) -> InputBatch | None:
-    """Return the step's inputs, or None when there is nothing to compute; requests that have failed are left out.
+    """Return the step's inputs, or None when there is nothing to compute.
 
-    Raises KeyError for a request without a row, ValueError for a step that reaches past a request's tokens or blocks.
+    Raises KeyError for a request without a row, ValueError for a step that reaches past a request's tokens or blocks,
+    or that does not suit a steady request.
     """
-    request_ids = [name for name in num_scheduled_tokens if not states.has_failed[states.rows[name]]]
-    if not request_ids:
+    rows, num_tokens = _batch_order(states, num_scheduled_tokens)
+    if len(rows) == 0:
         return None
-    rows = np.array([states.rows[name] for name in request_ids])
-    num_tokens = np.array([num_scheduled_tokens[name] for name in request_ids])
+    _check(states, rows, num_tokens, block_size)
     starts = states.num_computed_tokens[rows]
     seq_lens = starts + num_tokens
-    _check(states, request_ids, rows, seq_lens, block_size)
 
     query_start_loc = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(num_tokens, out=query_start_loc[1:])
@@ -87,7 +98,6 @@ def make_input_batch(
         return torch.from_numpy(array).to(device)
 
     return InputBatch(
-        request_ids=request_ids,
         rows=rows,
         num_scheduled_tokens=num_tokens,
         token_ids=on_device(states.token_ids[row_of_token, positions]),

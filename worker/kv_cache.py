@@ -1,8 +1,9 @@
-"""The KV cache: how many blocks fit, the one tensor that holds them, and block copies.
+"""The KV cache: how many blocks fit in each memory tier, and the tensors that hold them.
 
-The tensor is allocated once and never grows, so that serving cannot run out of memory later. On a CPU its pages cost
-nothing until a block is first written. The number of blocks is a share of what is free when the weights are in and the
-largest step has been seen; a size given in bytes or blocks is taken as it is.
+A tier is one tensor that is allocated once and never grows, so that serving cannot run out of memory later. On a CPU
+its pages cost nothing until a block is first written. The number of device blocks is a share of what is free when the
+weights are in, the largest step has been seen, and the host tier is taken off; a size given in bytes or blocks is taken
+as it is, and the host tier always is such a size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from octavo.worker.device import MIB, check_fits, explain_out_of_memory, out_of_
 from octavo.worker.models.config import LlamaConfig
 
 KV_CACHE = "the KV cache"
+HOST_TIER = "the host tier of the KV cache"
+LOWER_HOST_SIZE = "lower --swap-space-gib, --kv-offload-gib or --num-host-blocks"
 LOWER_KV_SIZE = "lower --kv-cache-memory or --num-device-blocks"
 LOWER_STEP_SIZE = "lower --max-model-len, --max-num-batched-tokens or --max-num-seqs"
 LOWER_MODEL_LEN = "lower --max-model-len or raise --memory-utilization"
@@ -56,6 +59,27 @@ def plan_num_blocks(cache: CacheConfig, block_bytes: int, max_model_len: int, fr
     return num_blocks
 
 
+def plan_num_host_blocks(cache: CacheConfig, block_bytes: int, free_bytes: int, step_bytes: int) -> int:
+    """Return how many host blocks to allocate; the arguments are those of `plan_num_blocks`.
+
+    Raises StartupError(OUT_OF_MEMORY) when they do not fit beside the largest step.
+    """
+    num_blocks = cache.num_host_blocks
+    if num_blocks is None:
+        num_blocks = (cache.swap_space_bytes + cache.kv_offload_bytes) // block_bytes
+    needed_bytes = num_blocks * block_bytes + step_bytes
+    if num_blocks and needed_bytes > free_bytes:
+        raise out_of_memory(f"{HOST_TIER} and the largest step", needed_bytes, LOWER_HOST_SIZE)
+    return num_blocks
+
+
+def _allocate(
+    config: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, is_pinned: bool
+) -> torch.Tensor:
+    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    return torch.empty(shape, dtype=dtype, device=device, pin_memory=is_pinned)
+
+
 def allocate_kv_cache(
     config: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
@@ -65,10 +89,35 @@ def allocate_kv_cache(
     """
     num_bytes = num_blocks * block_num_bytes(config, block_size, dtype)
     check_fits(KV_CACHE, num_bytes, LOWER_KV_SIZE)
-    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
     with explain_out_of_memory(KV_CACHE, num_bytes, LOWER_KV_SIZE):
-        return torch.empty(shape, dtype=dtype, device=device)
+        return _allocate(config, num_blocks, block_size, dtype, device, is_pinned=False)
 
 
-def describe_kv_cache(num_blocks: int, block_size: int, num_bytes: int) -> str:
-    return f"{num_blocks} KV blocks of {block_size} tokens, {num_blocks * block_size} tokens, {num_bytes / MIB:.0f} MiB"
+def allocate_host_cache(config: LlamaConfig, num_blocks: int, kv_cache: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like `kv_cache` with `num_blocks`, 0 or more, in host memory; pinned when that one is on a GPU.
+
+    Raises StartupError(OUT_OF_MEMORY) when it does not fit; beside `kv_cache` when the host's memory is the device's,
+    because that one's pages are still to be taken.
+    """
+    is_gpu = kv_cache.device.type == "cuda"
+    block_size, dtype = kv_cache.shape[3], kv_cache.dtype
+    num_bytes = num_blocks * block_num_bytes(config, block_size, dtype)
+    purpose, needed_bytes = HOST_TIER, num_bytes
+    if not is_gpu:
+        purpose, needed_bytes = f"{KV_CACHE} and its host tier", num_bytes + kv_cache.nbytes
+    advice = f"{LOWER_HOST_SIZE}, or {LOWER_KV_SIZE}"
+    check_fits(purpose, needed_bytes, advice)
+    with explain_out_of_memory(purpose, needed_bytes, advice):
+        return _allocate(
+            config, num_blocks, block_size, dtype, torch.device("cpu"), is_pinned=is_gpu and num_blocks > 0
+        )
+
+
+def describe_kv_cache(kv_cache: torch.Tensor, host_cache: torch.Tensor) -> str:
+    """Say in words how large both tiers are."""
+    num_blocks, block_size = kv_cache.shape[2:4]
+    num_tokens, size = num_blocks * block_size, f"{kv_cache.nbytes / MIB:.0f} MiB"
+    text = f"{num_blocks} KV blocks of {block_size} tokens, {num_tokens} tokens, {size}"
+    if num_host_blocks := host_cache.shape[2]:
+        text += f", {num_host_blocks} host blocks, {host_cache.nbytes / MIB:.0f} MiB"
+    return text

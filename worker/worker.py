@@ -1,8 +1,8 @@
 """The worker process: loads the model, takes its memory, then runs one step after the other until it is ended.
 
-It starts in phases that it reports (weights, memory), tells the engine core how many blocks there are, and then only
-answers steps, in the order in which they come. A frame that is not a step is logged and dropped. Anything unexpected
-ends the process: the supervisor starts it anew, and requests resume from their logs.
+It starts in phases that it reports (weights, memory), tells the engine core how many blocks there are and how fast it
+computes and copies, and then only answers steps, in the order in which they come. A frame that is not a step is logged
+and dropped. Anything unexpected ends the process: the supervisor starts it anew, and requests resume from their logs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from octavo.protocol.config import EngineConfig
 from octavo.protocol.lifecycle import ExitCode, Launch, Reporter, StartupError
 from octavo.protocol.transport import Connection, Receiver
 from octavo.protocol.worker_messages import WorkerReady
-from octavo.worker.device import (
-    MIB,
-    free_memory_bytes,
-    select_device,
-    select_dtype,
-    set_threads,
+from octavo.worker.block_copies import BlockCopier, Tier, measure_copied_blocks_per_s
+from octavo.worker.device import MIB, free_memory_bytes, select_device, select_dtype, set_threads
+from octavo.worker.kv_cache import (
+    allocate_host_cache,
+    allocate_kv_cache,
+    block_num_bytes,
+    describe_kv_cache,
+    plan_num_blocks,
+    plan_num_host_blocks,
 )
-from octavo.worker.kv_cache import allocate_kv_cache, block_num_bytes, describe_kv_cache, plan_num_blocks
-from octavo.worker.largest_step import measure_largest_step_bytes
+from octavo.worker.largest_step import measure_largest_step
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.llama import LlamaForCausalLM
@@ -64,33 +66,45 @@ def _prepare_memory(
     dtype: torch.dtype,
     device: torch.device,
     reporter: Reporter,
-) -> torch.Tensor:
-    """Measure, then allocate the KV cache."""
-    free_bytes = free_memory_bytes()
-    step_bytes = measure_largest_step_bytes(model, sampler, config, dtype, device)
-    block_size = config.cache.block_size
-    block_bytes = block_num_bytes(model.config, block_size, dtype)
-    num_blocks = plan_num_blocks(config.cache, block_bytes, config.model.max_model_len, free_bytes, step_bytes)
-    kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, dtype, device)
+) -> tuple[BlockCopier, float]:
+    """Measure, then allocate both tiers of the KV cache; return them and the tokens of a large step per second."""
+    cache, free_bytes = config.cache, free_memory_bytes()
+    step = measure_largest_step(model, sampler, config, dtype, device)
+    block_bytes = block_num_bytes(model.config, cache.block_size, dtype)
+    num_host_blocks = plan_num_host_blocks(cache, block_bytes, free_bytes, step.num_bytes)
+    left_bytes = free_bytes - num_host_blocks * block_bytes
+    num_blocks = plan_num_blocks(cache, block_bytes, config.model.max_model_len, left_bytes, step.num_bytes)
+    kv_cache = allocate_kv_cache(model.config, num_blocks, cache.block_size, dtype, device)
+    host_cache = allocate_host_cache(model.config, num_host_blocks, kv_cache)
     reporter.progress(
         "memory",
-        f"{free_bytes / MIB:.0f} MiB free, largest step {step_bytes / MIB:.0f} MiB, "
-        f"{describe_kv_cache(num_blocks, block_size, kv_cache.nbytes)}",
+        f"{free_bytes / MIB:.0f} MiB free, largest step {step.num_bytes / MIB:.0f} MiB, "
+        f"{describe_kv_cache(kv_cache, host_cache)}",
     )
-    return kv_cache
+    return BlockCopier(kv_cache, host_cache, cache.check_swapped_blocks), step.tokens_per_s
 
 
-def build_runner(config: EngineConfig, model_config: LlamaConfig, reporter: Reporter) -> ModelRunner:
-    """Do all of the start but for the socket; raises StartupError."""
+def build_runner(
+    config: EngineConfig, model_config: LlamaConfig, reporter: Reporter, rank: int = 0
+) -> tuple[ModelRunner, WorkerReady]:
+    """Do all of the start but for the socket, and return what to tell the engine core; raises StartupError."""
     _check_vocab_size(config, model_config)
     device = select_device(config.parallel)
     num_threads = set_threads(config.parallel)
     logger.info("%s with %d threads", device, num_threads)
     model, dtype = _load_weights(config, model_config, device, reporter)
     sampler = Sampler(model_config.vocab_size, config.model.eos_token_ids, device)
-    kv_cache = _prepare_memory(config, model, sampler, dtype, device, reporter)
+    copier, prefill_tokens_per_s = _prepare_memory(config, model, sampler, dtype, device, reporter)
+    ready = WorkerReady(
+        rank=rank,
+        num_device_blocks=copier.num_blocks(Tier.DEVICE),
+        num_host_blocks=copier.num_blocks(Tier.HOST),
+        copied_blocks_per_s=measure_copied_blocks_per_s(copier),
+        prefill_tokens_per_s=prefill_tokens_per_s,
+    )
+    logger.info("%.0f prompt tokens/s, %.0f copied blocks/s", prefill_tokens_per_s, ready.copied_blocks_per_s)
     states = RequestStates(config.scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size)
-    return ModelRunner(model, kv_cache, sampler, states)
+    return ModelRunner(model, copier.caches[Tier.DEVICE], sampler, states, copier), ready
 
 
 def serve_frame(runner: ModelRunner, connection: Receiver, frame: bytes) -> None:
@@ -109,11 +123,10 @@ def serve_frame(runner: ModelRunner, connection: Receiver, frame: bytes) -> None
 
 def run_worker(launch: Launch, model_config: LlamaConfig, reporter: Reporter) -> None:
     """Start, report ready, and serve steps until the process is ended; raises StartupError."""
-    runner = build_runner(launch.config, model_config, reporter)
-    num_blocks = runner.kv_cache.shape[2]
+    runner, ready = build_runner(launch.config, model_config, reporter, launch.index)
     connection = Connection(launch.config.worker_address, f"worker-{launch.index}")
-    connection.send(encode(WorkerReady(launch.index, num_blocks)))
-    reporter.ready(f"{num_blocks} KV blocks")
+    connection.send(encode(ready))
+    reporter.ready(f"{ready.num_device_blocks} KV blocks")
     while True:
         frame = connection.receive(timeout_s=None)
         if frame is not None:

@@ -1,4 +1,4 @@
-"""The tensors of a step, against a plain reading of the rows; and the rows themselves."""
+"""The tensors of a step, against a plain reading of the rows."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ def test_a_step_as_in_the_picture():
     assert set(dtypes.values()) == {torch.int32}
 
 
+def test_steady_requests_come_first():
+    states = RequestStates(8, 32, 4)
+    for index, name in enumerate("abcd"):
+        states.assign(NewRequest(name, [10 * index, 10 * index + 1], [], PARAMS, [index], 1 if name in "bd" else 0))
+    states.update_steady([], ["d", "b"])
+    batch = make_input_batch(states, {"c": 1, "a": 2}, 4, CPU)
+    assert [states.request_ids[row] for row in batch.rows] == ["d", "b", "c", "a"]
+    assert batch.num_scheduled_tokens.tolist() == [1, 1, 1, 2]
+    assert batch.token_ids.tolist() == [31, 11, 20, 0, 1]
+    assert batch.metadata.slot_mapping.tolist() == [13, 5, 8, 0, 1]
+    assert batch.sampled_requests.tolist() == [0, 1, 3]
+    assert batch.sampled_tokens.tolist() == [0, 1, 4]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_steps_equal_a_plain_reading(seed):
     rng = random.Random(seed)
@@ -49,13 +63,18 @@ def test_random_steps_equal_a_plain_reading(seed):
         tokens = [rng.randrange(1000) for _ in range(rng.randint(1, 90))]
         num_prompt = rng.randint(1, len(tokens))
         blocks = [rng.randrange(500) for _ in range(-(-len(tokens) // block_size))]
-        num_computed = rng.randrange(len(tokens))
+        num_computed = rng.choice([rng.randrange(len(tokens)), len(tokens) - 1])
         name = f"r{index}"
         states.assign(NewRequest(name, tokens[:num_prompt], tokens[num_prompt:], PARAMS, blocks, num_computed))
         counts[name] = rng.randint(1, len(tokens) - num_computed)
         requests[name] = (tokens, blocks, num_computed)
+    lacking_one = [name for name, (tokens, _, num_computed) in requests.items() if num_computed == len(tokens) - 1]
+    steady = rng.sample(lacking_one, rng.randint(0, len(lacking_one)))
+    states.update_steady([], steady)
+    named = {name: count for name, count in counts.items() if name not in steady}
 
-    batch = make_input_batch(states, counts, block_size, CPU)
+    batch = make_input_batch(states, named, block_size, CPU)
+    counts = {name: counts[name] for name in [*steady, *named]}
     token_ids, positions, slots, sampled = [], [], [], []
     for index, (name, count) in enumerate(counts.items()):
         tokens, blocks, num_computed = requests[name]
@@ -73,40 +92,7 @@ def test_random_steps_equal_a_plain_reading(seed):
     assert list(zip(batch.sampled_requests.tolist(), batch.sampled_tokens.tolist(), strict=True)) == sampled
 
 
-def test_failed_requests_are_left_out():
+def test_nothing_to_compute():
     states = RequestStates(4, 32, 4)
-    for name in ("a", "b"):
-        states.assign(NewRequest(name, [1, 2], [], PARAMS, [3], 0))
-    states.has_failed[states.rows["a"]] = True
-    assert make_input_batch(states, {"a": 2, "b": 2}, 4, CPU).request_ids == ["b"]
-    assert make_input_batch(states, {"a": 2}, 4, CPU) is None
+    states.assign(NewRequest("a", [1, 2], [], PARAMS, [3], 0))
     assert make_input_batch(states, {}, 4, CPU) is None
-
-
-def test_rows_are_reused_and_dropping_is_idempotent():
-    states = RequestStates(2, 8, 4)
-    for round_number in range(5):
-        for name in ("a", "b"):
-            states.assign(NewRequest(f"{name}{round_number}", [1], [2], PARAMS, [3], 0))
-        assert len(set(states.rows.values())) == 2
-        for name in ("a", "b"):
-            states.drop(f"{name}{round_number}")
-            states.drop(f"{name}{round_number}")
-    assert sorted(states.free_rows) == [0, 1]
-
-
-def test_a_request_that_is_sent_again_keeps_one_row():
-    states = RequestStates(2, 8, 4)
-    states.assign(NewRequest("a", [1, 2, 3], [], PARAMS, [3], 2))
-    states.assign(NewRequest("a", [1, 2, 3], [4], PARAMS, [5, 6], 0))
-    row = states.rows["a"]
-    assert len(states.free_rows) == 1
-    assert (states.num_tokens[row], states.num_prompt_tokens[row], states.num_computed_tokens[row]) == (4, 3, 0)
-    assert states.block_tables[row].tolist() == [5, 6, 0]
-
-
-def test_too_many_requests_are_an_error():
-    states = RequestStates(1, 8, 4)
-    states.assign(NewRequest("a", [1], [], PARAMS, [3], 0))
-    with pytest.raises(IndexError):
-        states.assign(NewRequest("b", [1], [], PARAMS, [4], 0))

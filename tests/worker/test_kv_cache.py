@@ -8,7 +8,15 @@ import torch
 
 from octavo.protocol.config import CacheConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
-from octavo.worker.kv_cache import allocate_kv_cache, block_num_bytes, plan_num_blocks
+from octavo.worker import device
+from octavo.worker.kv_cache import (
+    allocate_host_cache,
+    allocate_kv_cache,
+    block_num_bytes,
+    describe_kv_cache,
+    plan_num_blocks,
+    plan_num_host_blocks,
+)
 from octavo.worker.models.config import read_config
 
 CPU = torch.device("cpu")
@@ -68,3 +76,51 @@ def test_more_than_the_machine_has_is_refused(config):
         allocate_kv_cache(config, 2**40, 16, torch.float32, CPU)
     assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
     assert "--num-device-blocks" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_blocks"),
+    [
+        (CacheConfig(), 0),
+        (CacheConfig(swap_space_bytes=2_999), 2),
+        (CacheConfig(swap_space_bytes=2_600, kv_offload_bytes=1_400), 4),
+        (CacheConfig(swap_space_bytes=2_600, num_host_blocks=9), 9),
+        (CacheConfig(swap_space_bytes=2_600, num_host_blocks=0), 0),
+        (CacheConfig(num_host_blocks=800), 800),
+    ],
+)
+def test_the_host_tier_is_what_was_asked_for(cache, num_blocks):
+    assert plan_num_host_blocks(cache, BLOCK_BYTES, free_bytes=1_000_000, step_bytes=200_000) == num_blocks
+
+
+def test_a_host_tier_that_does_not_fit_names_the_flags():
+    with pytest.raises(StartupError) as caught:
+        plan_num_host_blocks(CacheConfig(num_host_blocks=801), BLOCK_BYTES, free_bytes=1_000_000, step_bytes=200_000)
+    assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
+    for words in ("host tier", "1.0 MiB needed", "--swap-space-gib", "--kv-offload-gib", "--num-host-blocks"):
+        assert words in caught.value.message
+
+
+def test_a_start_without_a_host_tier_is_not_refused_for_it():
+    assert plan_num_host_blocks(CacheConfig(), BLOCK_BYTES, free_bytes=100, step_bytes=200) == 0
+
+
+def test_the_host_tier_looks_like_the_device_tier(config):
+    kv_cache = allocate_kv_cache(config, 5, 4, torch.bfloat16, CPU)
+    host_cache = allocate_host_cache(config, 7, kv_cache)
+    assert host_cache.shape == (3, 2, 7, 4, 2, 8)
+    assert (host_cache.dtype, host_cache.device) == (torch.bfloat16, CPU)
+    assert "5 KV blocks of 4 tokens, 20 tokens" in describe_kv_cache(kv_cache, host_cache)
+    assert "7 host blocks" in describe_kv_cache(kv_cache, host_cache)
+    nothing = allocate_host_cache(config, 0, kv_cache)
+    assert (nothing.nbytes, nothing.shape[2]) == (0, 0)
+    assert "host" not in describe_kv_cache(kv_cache, nothing)
+
+
+def test_both_tiers_together_must_fit(config, monkeypatch):
+    kv_cache = allocate_kv_cache(config, 10, 4, torch.float32, CPU)
+    block_bytes = kv_cache.nbytes // 10
+    monkeypatch.setattr(device, "free_memory_bytes", lambda: 15 * block_bytes)
+    assert allocate_host_cache(config, 5, kv_cache).shape[2] == 5
+    with pytest.raises(StartupError, match="--num-host-blocks, or lower --kv-cache-memory"):
+        allocate_host_cache(config, 6, kv_cache)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import tiny_llama
 import torch
-from step_driver import StepDriver
+from step_driver import StepDriver, poisoned_runner
 
 from octavo.protocol.config import CacheConfig, ModelConfig
 from octavo.worker.layers.attention import AttentionMetadata
@@ -65,11 +65,8 @@ def load(model_config: ModelConfig, dtype=torch.float32):
 
 
 def runner_for(model, block_size: int = 16, num_blocks: int = 256) -> ModelRunner:
-    sizes = model.config
-    shape = (sizes.num_layers, 2, num_blocks, block_size, sizes.num_kv_heads, sizes.head_dim)
-    kv_cache = torch.full(shape, torch.nan)  # what was never written must never count
     states = RequestStates(16, tiny_llama.MAX_MODEL_LEN, block_size)
-    return ModelRunner(model, kv_cache, Sampler(sizes.vocab_size, (), CPU), states)
+    return poisoned_runner(model, Sampler(model.config.vocab_size, (), CPU), states, block_size, num_blocks)
 
 
 @torch.inference_mode()

@@ -1,14 +1,23 @@
 import math
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from octavo.kernels.ops.philox import philox_uniform
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.worker.sampler import Sampler, SamplingRow
+from octavo.protocol.worker_messages import Candidates
+from octavo.worker.sampler import Sampler, SamplingRows
+from octavo.worker.sampling_table import SamplingTable
 
 VOCAB_SIZE = 300
 EOS = 2
+
+
+class Row(NamedTuple):
+    params: SamplingParams
+    output_position: int
 
 
 @pytest.fixture
@@ -16,26 +25,34 @@ def sampler() -> Sampler:
     return Sampler(VOCAB_SIZE, (EOS,), torch.device("cpu"))
 
 
-def row(output_position: int = 0, **options: object) -> SamplingRow:
-    return SamplingRow(SamplingParams(max_tokens=100, **options), output_position)
+def row(output_position: int = 0, **options: object) -> Row:
+    return Row(SamplingParams(max_tokens=100, **options), output_position)
+
+
+def rows_of(*rows: Row) -> SamplingRows:
+    """The rows in a table that holds them the other way round."""
+    table, indices = SamplingTable(len(rows)), np.arange(len(rows))[::-1].copy()
+    for index, each in zip(indices.tolist(), rows, strict=True):
+        table.assign(index, each.params)
+    return SamplingRows(table, indices, np.array([each.output_position for each in rows], np.int64))
 
 
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def sample(sampler: Sampler, logits: torch.Tensor, *rows: SamplingRow) -> list[int]:
-    result = sampler.sample(logits.clone(), sampler.prepare(rows))
+def sample(sampler: Sampler, logits: torch.Tensor, *rows: Row) -> list[int]:
+    result = sampler.sample(logits.clone(), sampler.prepare(rows_of(*rows)))
     assert not result.is_invalid.any()
     assert result.token_ids.dtype == torch.int64
     return result.token_ids.tolist()
 
 
 def test_what_no_row_asks_for_is_not_built(sampler: Sampler) -> None:
-    batch = sampler.prepare([row(temperature=0), row()])
+    batch = sampler.prepare(rows_of(row(temperature=0), row()))
     assert (batch.top_ks, batch.top_ps, batch.min_ps, batch.masked) == (None, None, None, None)
 
-    batch = sampler.prepare([row(), row(top_k=4, min_p=0.5), row(top_p=0.5)])
+    batch = sampler.prepare(rows_of(row(), row(top_k=4, min_p=0.5), row(top_p=0.5)))
     assert batch.top_ks.tolist() == [0, 4, 0]
     assert batch.top_ps.tolist() == [1.0, 1.0, 0.5]
     assert batch.min_ps.tolist() == [0.0, 0.5, 0.0]
@@ -46,7 +63,7 @@ def test_the_random_number_is_a_function_of_seed_choice_and_position(sampler: Sa
     expected = philox_uniform(
         torch.tensor([2**63 - 1, 2**63 - 1, 1]), torch.tensor([3, 3, 0]), torch.tensor([5, 6, 5]), torch.zeros(3).long()
     )
-    assert torch.equal(sampler.prepare(rows).uniforms, expected)
+    assert torch.equal(sampler.prepare(rows_of(*rows)).uniforms, expected)
 
 
 def test_a_rows_token_does_not_depend_on_its_neighbours(sampler: Sampler) -> None:
@@ -99,7 +116,7 @@ def test_a_row_with_bad_logits_fails_alone(
     expected = sample(sampler, logits, *rows)
     logits[1, token_id] = bad
 
-    result = sampler.sample(logits, sampler.prepare(rows))
+    result = sampler.sample(logits, sampler.prepare(rows_of(*rows)))
 
     assert result.is_invalid.tolist() == [False, True, False]
     assert result.token_ids[[0, 2]].tolist() == [expected[0], expected[2]]
@@ -108,8 +125,52 @@ def test_a_row_with_bad_logits_fails_alone(
 def test_a_row_with_nothing_left_to_draw_is_invalid(sampler: Sampler) -> None:
     logits = torch.full((1, VOCAB_SIZE), -math.inf)
     logits[0, EOS] = 1.0
-    assert sampler.sample(logits, sampler.prepare([row(min_tokens=1)])).is_invalid.tolist() == [True]
+    assert sampler.sample(logits, sampler.prepare(rows_of(row(min_tokens=1)))).is_invalid.tolist() == [True]
 
 
 def test_a_step_that_samples_nothing(sampler: Sampler) -> None:
     assert sample(sampler, torch.empty(0, VOCAB_SIZE)) == []
+
+
+def candidates(sampler: Sampler, logits: torch.Tensor, *rows: Row) -> list[Candidates]:
+    return sampler.list_candidates(logits.clone(), rows_of(*rows))
+
+
+def test_each_row_lists_as_many_candidates_as_it_asked_for(sampler: Sampler) -> None:
+    """By raw logprobs: temperature and filters have no say."""
+    logits = random_logits(3)
+    rows = [row(num_candidates=2, temperature=0.1, top_k=1), row(num_candidates=7, top_p=0.01), row(num_candidates=1)]
+    best = logits.log_softmax(-1).topk(7)
+    for index, (each, listed) in enumerate(zip(rows, candidates(sampler, logits, *rows), strict=True)):
+        num = each.params.num_candidates
+        assert listed.token_ids == best.indices[index, :num].tolist()
+        assert listed.logprobs == best.values[index, :num].tolist()
+        assert candidates(sampler, logits[index : index + 1], each) == [listed]
+
+
+def test_candidates_that_min_tokens_forbids_are_left_out_and_the_others_keep_their_logprobs(sampler: Sampler) -> None:
+    logits = random_logits(2)
+    logits[:, EOS], logits[:, 7], logits[:, 9] = 30.0, 20.0, 10.0
+    options = {"min_tokens": 2, "stop_token_ids": (7, VOCAB_SIZE + 5), "num_candidates": 3}
+    early, late = candidates(sampler, logits, row(1, **options), row(2, **options))
+    assert late.token_ids[:3] == [EOS, 7, 9]
+    assert early.token_ids[0] == 9
+    assert len(early.token_ids) == 3
+    assert early.logprobs[0] == logits[0].log_softmax(-1)[9].item()
+
+
+def test_there_are_no_more_candidates_than_possible_tokens(sampler: Sampler) -> None:
+    logits = torch.full((2, VOCAB_SIZE), -math.inf)
+    logits[:, [5, EOS, 4]] = torch.tensor([1.0, 2.0, 3.0])
+    rows = [row(num_candidates=1000), row(num_candidates=2, min_tokens=1)]
+    assert [each.token_ids for each in candidates(sampler, logits, *rows)] == [[4, EOS, 5], [4, 5]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("token_id", [0, EOS, VOCAB_SIZE - 1])
+def test_a_row_with_bad_logits_has_no_candidates(sampler: Sampler, bad: float, token_id: int) -> None:
+    logits = random_logits(3)
+    rows = [row(num_candidates=4, min_tokens=1)] * 3
+    expected = candidates(sampler, logits, *rows)
+    logits[1, token_id] = bad
+    assert candidates(sampler, logits, *rows) == [expected[0], Candidates([], []), expected[2]]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from step_driver import StepDriver
+from step_driver import StepDriver, poisoned_runner
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from octavo.protocol.config import ModelConfig, WeightsFormat
-from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import read_config
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
@@ -85,11 +84,9 @@ def model(smollm2_gguf, smollm2_directory):
 
 
 def make_driver(model, block_size: int) -> StepDriver:
-    sizes = model.config
-    shape = (sizes.num_layers, 2, 1024 // block_size, block_size, sizes.num_kv_heads, sizes.head_dim)
-    sampler = RecordingSampler(sizes.vocab_size)
     states = RequestStates(8, MAX_MODEL_LEN, block_size)
-    return StepDriver(ModelRunner(model, torch.full(shape, torch.nan), sampler, states))
+    sampler = RecordingSampler(model.config.vocab_size)
+    return StepDriver(poisoned_runner(model, sampler, states, block_size, 1024 // block_size), uses_steady=True)
 
 
 @torch.no_grad()

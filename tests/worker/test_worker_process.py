@@ -19,7 +19,7 @@ from octavo.protocol.config import CacheConfig, ParallelConfig
 from octavo.protocol.lifecycle import Command, ExitCode, Failed, Launch, Progress, Ready, decode_status, write_launch
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.transport import Listener, wait_readable
-from octavo.protocol.worker_messages import ModelRunnerOutput, NewRequest, SchedulerOutput, WorkerReady
+from octavo.protocol.worker_messages import CopyKind, ModelRunnerOutput, NewRequest, SchedulerOutput, WorkerReady
 
 TIMEOUT_S = 60
 
@@ -85,16 +85,20 @@ def test_it_starts_serves_steps_and_stops(config, reference):
         assert details["weights"].startswith("safetensors, float32, ")
         for words in ("MiB free", "largest step", "64 KV blocks of 16 tokens, 1024 tokens"):
             assert words in details["memory"]
-        assert next_event(listener) == WorkerReady(rank=0, num_device_blocks=64)
+        worker_ready = next_event(listener)
+        assert isinstance(worker_ready, WorkerReady)
+        assert (worker_ready.rank, worker_ready.num_device_blocks, worker_ready.num_host_blocks) == (0, 64, 0)
+        assert worker_ready.prefill_tokens_per_s > 0
+        assert worker_ready.copied_blocks_per_s == 0
 
         prompt, params = [3, 14, 15, 92], SamplingParams(max_tokens=9, temperature=0.0)
         new = NewRequest("a", prompt, [], params, [7, 5], 0)
         listener.send(b"worker-0", b"not a step")
-        listener.send(b"worker-0", encode(SchedulerOutput(0, [], [], [], [new], [], {"a": 4})))
-        listener.send(b"worker-0", encode(SchedulerOutput(1, [], [], [], [], [], {"a": 1})))
+        listener.send(b"worker-0", encode(SchedulerOutput(0, [], [], [new], [], [], [], {"a": 4})))
+        listener.send(b"worker-0", encode(SchedulerOutput(1, [], [], [], [], [], ["a"], {})))
         first, second = tiny_llama.greedy(reference, prompt, 2)
-        assert next_event(listener) == ModelRunnerOutput(0, {"a": [first]})
-        assert next_event(listener) == ModelRunnerOutput(1, {"a": [second]})
+        assert next_event(listener) == ModelRunnerOutput(0, [first])
+        assert next_event(listener) == ModelRunnerOutput(1, [second])
 
         worker.process.stdin.write(bytes([Command.STOP]))
         worker.process.stdin.flush()
@@ -103,6 +107,26 @@ def test_it_starts_serves_steps_and_stops(config, reference):
         worker.end()
         listener.close()
     assert "dropped a frame of 10 bytes" in worker.log
+
+
+def test_a_worker_with_a_host_tier(config):
+    cache = msgspec.structs.replace(config.cache, num_host_blocks=12, check_swapped_blocks=True)
+    config = msgspec.structs.replace(config, cache=cache)
+    listener = Listener(config.worker_address)
+    worker = WorkerProcess(config)
+    try:
+        *progress, ready = worker.read_statuses()
+        assert isinstance(ready, Ready), worker.end() or worker.log
+        assert any("12 host blocks" in status.detail for status in progress)
+        worker_ready = next_event(listener)
+        assert worker_ready.num_host_blocks == 12
+        assert worker_ready.copied_blocks_per_s > 0
+        copies = [(CopyKind.SWAP_OUT, 3, 11), (CopyKind.SWAP_IN, 11, 4), (CopyKind.SWAP_IN, 10, 5)]
+        listener.send(b"worker-0", encode(SchedulerOutput(0, [], copies, [], [], [], [], {})))
+        assert next_event(listener) == ModelRunnerOutput(0, [], corrupt_block_ids=[5])
+    finally:
+        worker.end()
+        listener.close()
 
 
 def truncate(config):
@@ -134,6 +158,11 @@ def ask_for_too_much(config):
     return msgspec.structs.replace(config, cache=CacheConfig(kv_cache_bytes=2**50))
 
 
+def ask_for_too_large_a_host_tier(config):
+    cache = msgspec.structs.replace(config.cache, swap_space_bytes=2**50)
+    return msgspec.structs.replace(config, cache=cache)
+
+
 def contradict_vocabulary(config):
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, vocab_size=161))
 
@@ -146,6 +175,7 @@ def contradict_vocabulary(config):
         (rename_architecture, ExitCode.UNSUPPORTED_MODEL, ("LlamaForCausalML", "nearest: LlamaForCausalLM")),
         (remove_config, ExitCode.MODEL_NOT_FOUND, ("config.json",)),
         (ask_for_too_much, ExitCode.OUT_OF_MEMORY, ("MiB needed", "MiB free", "--kv-cache-memory")),
+        (ask_for_too_large_a_host_tier, ExitCode.OUT_OF_MEMORY, ("host tier", "MiB needed", "--swap-space-gib")),
         (contradict_vocabulary, ExitCode.BAD_WEIGHTS, ("vocab_size is 160", "161")),
     ],
 )
@@ -175,7 +205,7 @@ def test_an_inconsistent_step_ends_the_process(config):
     try:
         assert isinstance(worker.read_statuses()[-1], Ready)
         next_event(listener)
-        listener.send(b"worker-0", encode(SchedulerOutput(0, [], [], [], [], [], {"nobody": 1})))
+        listener.send(b"worker-0", encode(SchedulerOutput(0, [], [], [], [], [], [], {"nobody": 1})))
         assert worker.process.wait(TIMEOUT_S) == ExitCode.FAILURE
     finally:
         worker.end()

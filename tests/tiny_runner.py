@@ -1,0 +1,59 @@
+"""Runners of the tiny model, the prompts that they get, and steps written by hand."""
+
+from __future__ import annotations
+
+import random
+
+import tiny_llama
+import torch
+from step_driver import poisoned_runner
+
+from octavo.protocol.worker_messages import SchedulerOutput
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.request_states import RequestStates
+from octavo.worker.sampler import Sampler
+
+CPU = torch.device("cpu")
+MAX_NUM_SEQS = 16
+NUM_OUTPUT = 12
+VOCAB_SIZE = tiny_llama.SIZES["vocab_size"]
+
+
+class RecordingSampler(Sampler):
+    """Keeps a copy of the logits of the last step, and can spoil rows of them."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB_SIZE, (), CPU)
+        self.logits: torch.Tensor | None = None
+
+    def sample(self, logits, batch):
+        self.logits = logits.clone()
+        return super().sample(logits, batch)
+
+
+def make_runner(
+    model, block_size: int = 4, num_blocks: int = 600, num_host_blocks: int = 0, check: bool = False
+) -> ModelRunner:
+    states = RequestStates(MAX_NUM_SEQS, tiny_llama.MAX_MODEL_LEN, block_size)
+    return poisoned_runner(model, RecordingSampler(), states, block_size, num_blocks, num_host_blocks, check)
+
+
+def step_of(step_id: int = 0, **changes) -> SchedulerOutput:
+    """A step in which nothing happens but `changes`."""
+    nothing = {
+        "dropped_request_ids": [],
+        "copies": [],
+        "new_requests": [],
+        "cached_requests": [],
+        "steady_left": [],
+        "steady_joined": [],
+        "num_scheduled_tokens": {},
+    }
+    return SchedulerOutput(step_id, **{**nothing, **changes})
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(VOCAB_SIZE) for i in range(length)]
+
+
+PROMPTS = {f"r{i}": prompt_of(3 + 7 * i, i) for i in range(MAX_NUM_SEQS)}
