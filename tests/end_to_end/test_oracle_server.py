@@ -141,21 +141,6 @@ async def test_b22_greedy_neighbours_do_not_change_seeded_requests(
     assert alone[0] == expected(tokenizer, "story 0", SamplingParams(max_tokens=40, temperature=1.0, seed=0))
 
 
-async def test_b48_the_first_answer_is_like_all_later_ones(smollm2_directory: Path, tokenizer: Tokenizer) -> None:
-    block_size = 16
-    with ServerProcess(MODEL, *ORACLE_ARGUMENTS, "--block-size", str(block_size)) as fresh:
-        async with openai.AsyncOpenAI(base_url=f"{fresh.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
-            for num_tokens in (1, block_size - 1, block_size, block_size + 1, 3 * block_size):
-                prompt = tokenizer.decode(tokenizer.encode(" token" * num_tokens)[:num_tokens])
-                arguments = {"model": MODEL, "prompt": prompt, "max_tokens": 20, "temperature": 0.0}
-                answers = [await whole(client, arguments) for _ in range(5)]
-                fork = await whole(client, {**arguments, "prompt": f"{prompt} and more"})
-                assert len(set(answers)) == 1
-                greedy = SamplingParams(max_tokens=20, temperature=0.0)
-                assert answers[0] == expected(tokenizer, prompt, greedy)
-                assert fork == expected(tokenizer, f"{prompt} and more", greedy)
-
-
 async def test_stop_strings_end_the_request_in_the_engine(
     client: openai.AsyncOpenAI, server: ServerProcess, tokenizer: Tokenizer
 ) -> None:
