@@ -148,6 +148,7 @@ class OracleModel:
         self.max_num_seqs = max_num_seqs
         self.slots = array("Q", [POISON]) * (num_blocks * block_size)
         self.host_slots = array("Q", [POISON]) * (num_host_blocks * block_size)
+        self.checksums: dict[int, bytes] = {}  # host block -> its content when it was written
         self.rows: dict[str, Row] = {}
         self.steady: dict[str, Row] = {}
 
@@ -157,8 +158,7 @@ class OracleModel:
             self._row(request_id)
             del self.rows[request_id]
             self.steady.pop(request_id, None)
-        for copy in step.copies:
-            self._copy(*copy)
+        corrupt_block_ids = [copy[2] for copy in step.copies if not self._copy(*copy)]
         for new in step.new_requests:
             self._add(new)
         for cached in step.cached_requests:
@@ -169,9 +169,9 @@ class OracleModel:
         batch = dict.fromkeys(self.steady, 1)
         if batch.keys() & step.num_scheduled_tokens.keys():
             raise ContractError("a steady request is scheduled by name")
-        return self._run(step.step_id, batch | step.num_scheduled_tokens)
+        return self._run(step.step_id, batch | step.num_scheduled_tokens, corrupt_block_ids)
 
-    def _run(self, step_id: int, batch: dict[str, int]) -> ModelRunnerOutput:
+    def _run(self, step_id: int, batch: dict[str, int], corrupt_block_ids: list[int]) -> ModelRunnerOutput:
         sampled_token_ids: list[int] = []
         candidates: dict[str, Candidates] = {}
         for request_id, num_tokens in batch.items():
@@ -184,14 +184,15 @@ class OracleModel:
                 sampled_token_ids.append(NO_TOKEN)
             else:
                 sampled_token_ids.append(self._sample(row))
-        return ModelRunnerOutput(step_id, sampled_token_ids, candidates=candidates)
+        return ModelRunnerOutput(step_id, sampled_token_ids, {}, candidates, corrupt_block_ids)
 
     def _row(self, request_id: str) -> Row:
         if request_id not in self.rows:
             raise ContractError(f"{request_id} has no row")
         return self.rows[request_id]
 
-    def _copy(self, kind: CopyKind, source: int, destination: int) -> None:
+    def _copy(self, kind: CopyKind, source: int, destination: int) -> bool:
+        """Copy a block; False when it comes from the host and is not what went there."""
         sources = self.host_slots if kind is CopyKind.SWAP_IN else self.slots
         destinations = self.host_slots if kind is CopyKind.SWAP_OUT else self.slots
         size = self.block_size
@@ -199,6 +200,9 @@ class OracleModel:
             raise ContractError(f"{kind.name} from block {source} to block {destination}")
         content = sources[source * size : (source + 1) * size]
         destinations[destination * size : (destination + 1) * size] = content
+        if kind is CopyKind.SWAP_OUT:
+            self.checksums[destination] = content.tobytes()
+        return kind is not CopyKind.SWAP_IN or self.checksums[source] == content.tobytes()
 
     def _add(self, new: NewRequest) -> None:
         if new.request_id in self.rows:

@@ -155,6 +155,7 @@ class SchedulerHarness:
         self.oracle = make_oracle(config)
         self.results: deque[bytes] = deque()
         self.logs: dict[str, RequestLog] = {}
+        self.has_spoilt = False
         self.frames: list[bytes] = []  # all steps, as they went to the worker
         self.events: list[tuple[str, AddRequest | Sequence[str] | None]] = []
 
@@ -234,6 +235,11 @@ class SchedulerHarness:
             self.deliver()
         assert not self.has_work()
         self.scheduler.check_idle()
+
+    def spoil_host_block(self, block_id: int) -> None:
+        """Change what a host block holds."""
+        self.has_spoilt = True
+        self.oracle.host_slots[block_id * self.oracle.block_size] ^= 1
 
     # What a test asks
 

@@ -5,9 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scheduler_harness import make_config
+
 from octavo.engine_core.block_pool import BlockPool
 from octavo.engine_core.invariants import InvariantError
-from octavo.engine_core.kv_cache_manager import KVCacheManager
+from octavo.engine_core.kv_cache_manager import NO_PREFIX, KVCacheManager
+from octavo.engine_core.request import Request
+from octavo.protocol.engine_messages import AddRequest
+from octavo.protocol.sampling_params import SamplingParams
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -103,13 +108,22 @@ def test_check_sees_a_broken_pool(break_it):
         pool.check()
 
 
+def make_request(request_id):
+    command = AddRequest(request_id, [1], SamplingParams(max_tokens=1), 0.0)
+    return Request(command, (0, 0.0, 1, 0), make_config().model, b"root")
+
+
+def add_table(manager, request_id, num_tokens):
+    return manager.add_table(make_request(request_id), NO_PREFIX, num_tokens)
+
+
 def test_tables_grow_on_demand_and_go_back_whole():
     manager = KVCacheManager(num_device_blocks=4, block_size=4)
-    assert manager.add_table("a", 5) == [0, 1]
+    assert add_table(manager, "a", 5) == [0, 1]
     assert manager.grow_table("a", 8) == []
     assert manager.grow_table("a", 9) == [2]
     assert manager.block_tables == {"a": [0, 1, 2]}
-    assert manager.add_table("b", 5) is None
+    assert add_table(manager, "b", 5) is None
     assert manager.grow_table("a", 17) is None
     assert manager.block_tables == {"a": [0, 1, 2]}
     assert (manager.num_used_blocks, manager.num_free_blocks, manager.num_total_blocks) == (3, 1, 4)
@@ -121,14 +135,14 @@ def test_tables_grow_on_demand_and_go_back_whole():
 
 def test_the_manager_sees_a_table_that_names_what_it_does_not_hold():
     manager = KVCacheManager(num_device_blocks=4, block_size=4)
-    manager.add_table("a", 4)
+    add_table(manager, "a", 4)
     manager.block_tables["b"] = [0]
-    with pytest.raises(InvariantError, match="tables name block 0 2 times"):
+    with pytest.raises(InvariantError, match="tables name device block 0 2 times"):
         manager.check()
 
 
 def test_a_request_has_one_table():
     manager = KVCacheManager(num_device_blocks=4, block_size=4)
-    manager.add_table("a", 4)
+    add_table(manager, "a", 4)
     with pytest.raises(InvariantError, match="a has a table already"):
-        manager.add_table("a", 4)
+        add_table(manager, "a", 4)

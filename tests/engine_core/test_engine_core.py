@@ -9,23 +9,28 @@ from octavo.protocol.codec import encode
 from octavo.protocol.engine_messages import AbortRequests, AddRequest, FinishReason
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.transport import Connection, Listener, wait_readable
-from octavo.protocol.worker_messages import ModelRunnerOutput
+from octavo.protocol.worker_messages import ModelRunnerOutput, WorkerReady
 
 
 class RecordingExecutor:
     def __init__(self):
         self.steps = []
+        self.num_sampled = {}
+        self.num_steady = 0
 
     def execute(self, step):
+        """Note the step, and how many tokens it samples: the prompts of these tests are computed in one."""
+        self.num_steady += len(step.steady_joined) - len(step.steady_left)
+        self.num_sampled[step.step_id] = self.num_steady + len(step.num_scheduled_tokens)
         self.steps.append(step)
 
     def result(self, step, token_id=9):
-        return ModelRunnerOutput(step.step_id, {request_id: [token_id] for request_id in step.num_scheduled_tokens})
+        return ModelRunnerOutput(step.step_id, [token_id] * self.num_sampled[step.step_id])
 
 
 def make_core(**options):
     executor = RecordingExecutor()
-    return EngineCore(make_config(eos_token_ids=(2,), **options), executor, num_device_blocks=64), executor
+    return EngineCore(make_config(eos_token_ids=(2,), **options), executor, WorkerReady(0, 64)), executor
 
 
 def command(request_id, **params):
@@ -98,11 +103,11 @@ def test_only_rank_0_reports_results(tmp_path):
     listener = Listener(f"ipc://{tmp_path}/worker")
     executor = WorkerExecutor(listener, num_workers=2)
     workers = [Connection(f"ipc://{tmp_path}/worker", f"worker-{rank}") for rank in range(2)]
-    workers[1].send(encode(ModelRunnerOutput(1, {})))
+    workers[1].send(encode(ModelRunnerOutput(1, [])))
     wait_readable([listener], timeout_s=10)
     assert executor.receive_result() is None
-    workers[0].send(encode(ModelRunnerOutput(0, {})))
+    workers[0].send(encode(ModelRunnerOutput(0, [])))
     wait_readable([listener], timeout_s=10)
-    assert executor.receive_result() == ModelRunnerOutput(0, {})
+    assert executor.receive_result() == ModelRunnerOutput(0, [])
     for socket in (*workers, listener):
         socket.close()

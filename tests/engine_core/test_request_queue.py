@@ -14,7 +14,7 @@ MODEL = make_config().model
 
 def make_request(request_id, sequence_number, arrival_time_s=0.0, priority=0):
     command = AddRequest(request_id, [1], SamplingParams(max_tokens=1), arrival_time_s, priority=priority)
-    return Request(command, sequence_number, MODEL)
+    return Request(command, (priority, arrival_time_s, sequence_number, 0), MODEL, b"root")
 
 
 def drain(queue):
@@ -78,5 +78,6 @@ def test_aborted_requests_are_not_kept_and_the_others_keep_their_order():
         request = make_request(f"r{number}", number, arrival_time_s=float(number % 13))
         queue.push(request)
         queue.remove(request)
-    assert len(queue._entries) <= MIN_ENTRIES_TO_COMPACT + 1
+    (level,) = queue._levels.values()
+    assert len(level.tenants[""]._entries) <= MIN_ENTRIES_TO_COMPACT + 1
     assert drain(queue) == [request.request_id for request in sorted(stay, key=lambda request: request.order)]

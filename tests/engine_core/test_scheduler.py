@@ -3,38 +3,48 @@
 import pytest
 from scheduler_harness import SchedulerHarness, expected, make_config, make_scheduler
 
-from octavo.engine_core.admission_policy import has_room
 from octavo.engine_core.invariants import InvariantError
+from octavo.engine_core.kv_cache_manager import NO_PREFIX
 from octavo.engine_core.request import Request, RequestStatus
 from octavo.engine_core.scheduler import UnexpectedResultError
 from octavo.protocol.codec import encode
 from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.protocol.worker_messages import ModelRunnerOutput
+from octavo.protocol.worker_messages import NO_TOKEN, ModelRunnerOutput
 
 
 def harness_with(**config):
-    return SchedulerHarness(make_config(**{"eos_token_ids": (), **config}))
+    """Without end and without prefix cache, so that the steps are easy to foretell."""
+    return SchedulerHarness(make_config(**{"eos_token_ids": (), "enable_prefix_caching": False, **config}))
 
 
 def add(scheduler, request_id="a", prompt=(5, 6, 7), **params):
     return scheduler.add(AddRequest(request_id, list(prompt), SamplingParams(**{"max_tokens": 8, **params}), 0.0))
 
 
+def make_request(command):
+    return Request(command, (0, command.arrival_time_s, 1, 0), make_config().model, b"root")
+
+
 def step_and_answer(scheduler, token_id):
     """One plain step in which every request samples `token_id`."""
     step = scheduler.schedule()
-    return scheduler.update(ModelRunnerOutput(step.step_id, {i: [token_id] for i in step.num_scheduled_tokens}))
+    return scheduler.update(ModelRunnerOutput(step.step_id, [token_id] * len(scheduler.steps_in_flight[-1].sampling)))
+
+
+def scheduled(step, harness):
+    """Tokens by request: one for each steady one, and what the step says of the others."""
+    return dict.fromkeys(harness.scheduler.steady.members, 1) | step.num_scheduled_tokens
 
 
 def test_chunks_then_decode_are_one_equation():
     harness = harness_with(max_num_batched_tokens=4)
     harness.new("a", range(10), max_tokens=3)
-    scheduled = []
+    num_tokens = []
     while (step := harness.schedule()) is not None:
-        scheduled.append(step.num_scheduled_tokens["a"])
+        num_tokens.append(scheduled(step, harness)["a"])
         harness.deliver()
-    assert scheduled == [4, 4, 2, 1, 1]
+    assert num_tokens == [4, 4, 2, 1, 1]
     harness.check_outputs()
 
 
@@ -45,14 +55,15 @@ def test_decodes_and_chunks_share_a_step_and_its_budget():
     harness.deliver()
     harness.new("long", range(20), arrival_time_s=1, max_tokens=9)
     harness.new("next", range(20), arrival_time_s=2, max_tokens=9)
-    assert harness.schedule().num_scheduled_tokens == {"old": 1, "long": 5, "next": 2}
+    assert scheduled(harness.schedule(), harness) == {"old": 1, "long": 5, "next": 2}
 
 
 def test_the_second_step_goes_out_before_the_first_result():
     harness = harness_with()
     log = harness.new("a", range(3), max_tokens=2)
-    assert harness.schedule().num_scheduled_tokens == {"a": 3}
-    assert harness.schedule().num_scheduled_tokens == {"a": 1}
+    assert scheduled(harness.schedule(), harness) == {"a": 3}
+    step = harness.schedule()
+    assert (step.steady_joined, step.num_scheduled_tokens) == (["a"], {})
     assert harness.schedule() is None, "its last token is pending"
     harness.deliver()
     assert len(log.output_token_ids) == 1
@@ -181,7 +192,7 @@ def test_an_older_request_that_comes_later_runs_before_younger_ones():
     harness.schedule()
     assert [request.request_id for request in harness.scheduler.running] == ["old", "young"]
     harness.deliver()
-    assert list(harness.schedule().num_scheduled_tokens) == ["old", "young"]
+    assert scheduled(harness.schedule(), harness) == {"young": 1, "old": 1}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +294,7 @@ def test_a_request_that_failed_alone_ends_with_its_error():
     step = scheduler.schedule()
     scheduler.schedule()
     outputs = scheduler.update(
-        ModelRunnerOutput(step.step_id, {"good": [9]}, {"bad": ErrorCode.NUMERICAL_ERROR, "else": ErrorCode.NEVER_FITS})
+        ModelRunnerOutput(step.step_id, [NO_TOKEN, 9], {"bad": ErrorCode.NUMERICAL_ERROR, "else": ErrorCode.NEVER_FITS})
     )
     by_id = {output.request_id: output for output in outputs}
     assert len(outputs) == 2
@@ -298,39 +309,49 @@ def test_an_error_of_a_request_that_has_ended_is_dropped():
     add(scheduler)
     steps = [scheduler.schedule(), scheduler.schedule()]
     errors = {"a": ErrorCode.NUMERICAL_ERROR}
-    assert len(scheduler.update(ModelRunnerOutput(steps[0].step_id, {}, errors))) == 1
-    assert scheduler.update(ModelRunnerOutput(steps[1].step_id, {}, errors)) == []
+    assert len(scheduler.update(ModelRunnerOutput(steps[0].step_id, [NO_TOKEN], errors))) == 1
+    assert scheduler.update(ModelRunnerOutput(steps[1].step_id, [NO_TOKEN], errors)) == []
 
 
 def test_an_error_in_the_middle_of_a_prompt_counts():
     scheduler = make_scheduler(make_config(max_num_batched_tokens=2))
     add(scheduler)
     step = scheduler.schedule()
-    (output,) = scheduler.update(ModelRunnerOutput(step.step_id, {}, {"a": ErrorCode.NUMERICAL_ERROR}))
+    (output,) = scheduler.update(ModelRunnerOutput(step.step_id, [], {"a": ErrorCode.NUMERICAL_ERROR}))
     assert output.error is ErrorCode.NUMERICAL_ERROR
     scheduler.check_idle()
 
 
-@pytest.mark.parametrize("sampled", [{}, {"a": []}, {"a": [1, 2]}])
-def test_a_worker_that_does_not_report_a_token_costs_that_request_only(sampled):
+def test_a_worker_that_does_not_report_a_token_costs_that_request_only():
     scheduler = make_scheduler(make_config())
     add(scheduler, "a")
     add(scheduler, "b")
     step = scheduler.schedule()
-    outputs = scheduler.update(ModelRunnerOutput(step.step_id, {"b": [9], **sampled}))
+    outputs = scheduler.update(ModelRunnerOutput(step.step_id, [NO_TOKEN, 9]))
     assert [output.error for output in outputs] == [ErrorCode.INTERNAL_ERROR, None]
     assert list(scheduler.requests) == ["b"]
+
+
+@pytest.mark.parametrize("sampled", [[], [9], [9, 9, 9]])
+def test_a_result_that_does_not_match_the_step_costs_all_that_it_should_have_had(sampled):
+    scheduler = make_scheduler(make_config())
+    add(scheduler, "a")
+    add(scheduler, "b")
+    step = scheduler.schedule()
+    outputs = scheduler.update(ModelRunnerOutput(step.step_id, sampled))
+    assert [output.error for output in outputs] == [ErrorCode.INTERNAL_ERROR] * 2
+    scheduler.check_idle()
 
 
 def test_a_result_out_of_order_changes_nothing():
     scheduler = make_scheduler(make_config())
     with pytest.raises(UnexpectedResultError):
-        scheduler.update(ModelRunnerOutput(0, {}))
+        scheduler.update(ModelRunnerOutput(0, []))
     add(scheduler)
     scheduler.schedule()
     second = scheduler.schedule()
     with pytest.raises(UnexpectedResultError):
-        scheduler.update(ModelRunnerOutput(second.step_id, {"a": [9]}))
+        scheduler.update(ModelRunnerOutput(second.step_id, [9]))
     assert len(scheduler.steps_in_flight) == 2
     assert scheduler.requests["a"].num_output_tokens == 0
 
@@ -353,7 +374,8 @@ def test_counters_and_gauges():
 def test_idle_means_that_nothing_is_held():
     scheduler = make_scheduler(make_config())
     scheduler.check_idle()
-    scheduler.kv_cache_manager.add_table("leaked", 1)
+    leaked = make_request(AddRequest("leaked", [1], SamplingParams(max_tokens=1), 0.0))
+    scheduler.kv_cache_manager.add_table(leaked, NO_PREFIX, 1)
     with pytest.raises(InvariantError, match="blocks are held"):
         scheduler.check_idle()
     scheduler.kv_cache_manager.free("leaked")
@@ -362,18 +384,14 @@ def test_idle_means_that_nothing_is_held():
         scheduler.check_idle()
 
 
-@pytest.mark.parametrize(
-    ("num_needed", "num_free", "num_running", "is_admitted"),
-    [(4, 4, 0, True), (5, 4, 0, False), (4, 5, 1, False), (4, 6, 1, True), (1, 9, 8, False), (1, 10, 8, True)],
-)
-def test_admission_leaves_everyone_a_block_to_grow(num_needed, num_free, num_running, is_admitted):
-    assert has_room(num_needed, num_free, num_running) is is_admitted
-
-
 def test_status_only_moves_along_the_table():
-    request = Request(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0), 0, make_config().model)
+    request = make_request(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0))
     request.move_to(RequestStatus.RUNNING)
     request.move_to(RequestStatus.WAITING)
+    request.move_to(RequestStatus.RUNNING)
+    request.move_to(RequestStatus.SWAPPED)
+    with pytest.raises(InvariantError):
+        request.move_to(RequestStatus.WAITING)
     request.move_to(RequestStatus.FINISHED)
     for status in RequestStatus:
         with pytest.raises(InvariantError):

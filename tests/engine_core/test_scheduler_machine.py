@@ -1,11 +1,13 @@
 """The scheduler as a state machine, with the oracle as its worker: every interleaving gives the same tokens."""
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduler_harness import SchedulerHarness, make_config
 
-from octavo.protocol.engine_messages import AddRequest
+from octavo.protocol.config import AdmissionPolicy, PreemptionMode, SchedulingPolicy
+from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, EarlyStopping
 from octavo.protocol.sampling_params import SamplingParams
 
 
@@ -23,6 +25,14 @@ def configs(draw):
         max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 16, 64])),
         max_tokens_per_request=draw(st.sampled_from([None, 1, 3])),
         max_steps_in_flight=draw(st.sampled_from([1, 2])),
+        num_host_blocks=draw(st.sampled_from([0, 3, 40])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        kv_offload_bytes=draw(st.sampled_from([0, 1])),
+        scheduling_policy=draw(st.sampled_from(SchedulingPolicy)),
+        admission_policy=draw(st.sampled_from(AdmissionPolicy)),
+        preemption_mode=draw(st.sampled_from(PreemptionMode)),
+        max_prefill_share=draw(st.sampled_from([1.0, 0.5, 0.01])),
+        max_preemptions_per_request=draw(st.sampled_from([1, 4])),
     )
 
 
@@ -54,11 +64,48 @@ class SchedulerMachine(RuleBasedStateMachine):
         params=sampling_params(),
         arrival_time_s=st.integers(0, 3),
         priority=st.integers(0, 1),
+        cache_salt=st.sampled_from(["", "", "salt"]),
+        tenant=st.sampled_from(["", "", "other"]),
     )
-    def add(self, prompts, params, arrival_time_s, priority):
+    def add(self, prompts, params, arrival_time_s, priority, cache_salt, tenant):
         for prompt in prompts:
-            request_id = f"r{len(self.harness.logs)}"
-            self.harness.add(AddRequest(request_id, prompt, params, float(arrival_time_s), priority=priority))
+            self.harness.add(
+                AddRequest(
+                    self.next_id(),
+                    prompt,
+                    params,
+                    float(arrival_time_s),
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    tenant=tenant,
+                    tenant_weight=2 if tenant else 1,
+                )
+            )
+
+    @rule(
+        prompt=st.lists(st.integers(0, 10), min_size=1, max_size=12),
+        params=sampling_params(),
+        num_choices=st.integers(2, 4),
+    )
+    def fork(self, prompt, params, num_choices):
+        origin = self.next_id()
+        for index in range(num_choices):
+            choice = msgspec.structs.replace(params, choice_index=index)
+            self.harness.add(AddRequest(self.next_id(), prompt, choice, 1.0, fork_of=origin if index else ""))
+
+    @rule(
+        prompt=st.lists(st.integers(0, 10), min_size=1, max_size=10),
+        params=sampling_params(),
+        num_beams=st.integers(1, 4),
+        length_penalty=st.sampled_from([1.0, 0.0, -1.0, 2.0]),
+        early_stopping=st.sampled_from(EarlyStopping),
+    )
+    def search(self, prompt, params, num_beams, length_penalty, early_stopping):
+        beam_search = BeamSearchParams(num_beams, max(1, num_beams - 1), length_penalty, early_stopping)
+        self.harness.add(AddRequest(self.next_id(), prompt, params, 1.0, beam_search=beam_search))
+
+    def next_id(self):
+        return f"r{len(self.harness.logs)}"
 
     @precondition(lambda self: self.harness.logs)
     @rule(data=st.data())
@@ -80,18 +127,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """An API server that missed output aborts the request and sends it again with what it has."""
         log = self.pick(data, self.harness.live_logs())
         known = log.output_token_ids[: data.draw(st.integers(0, len(log.output_token_ids)))]
-        command = log.command
-        self.harness.abort([command.request_id])
-        self.harness.add(
-            AddRequest(
-                command.request_id,
-                command.prompt_token_ids,
-                command.sampling_params,
-                command.arrival_time_s,
-                known,
-                command.priority,
-            )
-        )
+        self.harness.abort([log.command.request_id])
+        self.harness.add(msgspec.structs.replace(log.command, output_token_ids=known))
 
     @precondition(lambda self: self.harness.can_schedule())
     @rule()
@@ -102,6 +139,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def deliver(self):
         self.harness.deliver()
+
+    @precondition(lambda self: self.harness.scheduler.kv_cache_manager.host_pool.num_held_blocks)
+    @rule(data=st.data())
+    def spoil_a_host_block(self, data):
+        """A bit flips in host memory; the worker notices when the block comes back."""
+        held = [i for i, count in enumerate(self.harness.scheduler.kv_cache_manager.host_pool.num_references) if count]
+        self.harness.spoil_host_block(self.pick(data, held))
 
     @rule(num_turns=st.integers(1, 12))
     def run_a_while(self, num_turns):
@@ -121,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "harness"):
             self.harness.run()
             self.harness.check_outputs()
-            if not self.has_restarted:
+            if not self.has_restarted and not self.harness.has_spoilt:
                 assert self.harness.replay() == self.harness.frames
 
 

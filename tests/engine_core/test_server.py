@@ -8,7 +8,7 @@ from engine_harness import ApiServer, ServerThread, WorkerThread
 from scheduler_harness import expected, make_config
 
 from octavo.engine_core.executor import WorkerExecutor, WorkerLostError
-from octavo.engine_core.server import Server, num_usable_blocks
+from octavo.engine_core.server import Server, common_memory
 from octavo.protocol.codec import encode
 from octavo.protocol.config import ParallelConfig
 from octavo.protocol.engine_messages import (
@@ -180,11 +180,11 @@ def test_mutated_frames_are_counted_and_dropped(start):
         encode(AddRequest("noise", [1, 2, 3], SamplingParams(max_tokens=2), 1.0)),
         encode(AbortRequests(["noise", "x"])),
     ]
-    events = [encode(ModelRunnerOutput(1_000_000, {"a": [1]})), encode(WorkerReady(0, 64))]
+    events = [encode(ModelRunnerOutput(1_000_000, [1])), encode(WorkerReady(0, 64))]
     stranger = Connection(config.worker_address, "worker-7")
     noisy = Connection(config.engine_address, "api-noise")
     workers[0].noise.extend(mutated(events, numbers) for _ in range(1000))
-    workers[0].noise.append(encode(ModelRunnerOutput(1_000_000, {"a": [1]})))
+    workers[0].noise.append(encode(ModelRunnerOutput(1_000_000, [1])))
     for _ in range(3000):
         noisy.send(mutated(commands, numbers))
         stranger.send(mutated(events, numbers))
@@ -210,7 +210,7 @@ def test_a_flood_of_aborts_of_nobody_changes_nothing(start):
 def test_a_lost_worker_ends_the_loop(tmp_path):
     config = make_config(str(tmp_path))
     listener, worker_listener = Listener(config.engine_address), Listener(config.worker_address)
-    server = Server(config, listener, WorkerExecutor(worker_listener, num_workers=1), num_device_blocks=64)
+    server = Server(config, listener, WorkerExecutor(worker_listener, num_workers=1), WorkerReady(0, 64))
     server.engine_core.add(b"api-0", AddRequest("a", [1, 2, 3], SamplingParams(max_tokens=2), 0.0))
     with pytest.raises(WorkerLostError, match="worker-0 cannot take step 0"):
         server.turn(timeout_s=0)
@@ -220,13 +220,13 @@ def test_a_lost_worker_ends_the_loop(tmp_path):
 
 def test_the_smallest_worker_decides_how_many_blocks_there_are(caplog):
     config = make_config(block_size=4, max_model_len=41)
-    assert num_usable_blocks(config, [WorkerReady(0, 12), WorkerReady(1, 10)]) == 10
+    assert common_memory(config, [WorkerReady(0, 12), WorkerReady(1, 10)]).num_device_blocks == 10
     assert not caplog.records
-    assert num_usable_blocks(config, [WorkerReady(0, 9)]) == 9
+    assert common_memory(config, [WorkerReady(0, 9)]).num_device_blocks == 9
     assert "36 tokens, fewer than --max-model-len 41" in caplog.text
 
 
 def test_no_memory_for_blocks_is_a_clear_error():
     with pytest.raises(StartupError, match="--memory-utilization") as caught:
-        num_usable_blocks(make_config(), [WorkerReady(0, 0)])
+        common_memory(make_config(), [WorkerReady(0, 0)])
     assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
