@@ -154,7 +154,8 @@ class Admission:
 
     def _count(self, request: Request, prefix: Prefix) -> None:
         counters = self.scheduler.counters
-        if request.num_cached_tokens is None:
+        if not request.was_admitted:
+            request.was_admitted = True
             request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens - 1)
             counters.num_prompt_tokens += request.num_prompt_tokens
             counters.num_cached_tokens += request.num_cached_tokens

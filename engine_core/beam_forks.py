@@ -42,7 +42,7 @@ class BeamForks:
             return []
         first = group.running[0]
         self.scheduler.finish_group(group)
-        return [beam_output(group, first.num_cached_tokens or 0)]
+        return [beam_output(group, first.num_cached_tokens)]
 
     def _go_on(self, group: BeamGroup, continuations: list[Continuation]) -> None:
         parents = group.running

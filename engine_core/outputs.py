@@ -16,7 +16,7 @@ def token_output(request: Request, token_ids: list[int]) -> RequestOutput:
         token_ids,
         finish_reason,
         request.output_token_ids[-1] if finish_reason is FinishReason.STOP else None,
-        request.num_cached_tokens or 0,
+        request.num_cached_tokens,
     )
 
 

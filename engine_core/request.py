@@ -78,13 +78,14 @@ class Request:
             the number of the beam.
         num_tokens: tokens known or pending.
         num_computed_tokens: tokens whose KV is valid, or will be once the steps in flight have run.
-        max_num_tokens: tokens at which the request ends with FinishReason.LENGTH.
+        max_num_tokens, max_num_output_tokens: tokens at which the request ends with FinishReason.LENGTH, in all and of
+            output.
         stop_token_ids: ids that end it with FinishReason.STOP; for look-up only.
         tenant, tenant_weight: whose request it is, and that tenant's share.
         fork_of: id of the request whose prompt blocks it shares; "" for none.
         root_hash, block_hashes: names of its full blocks of known tokens, as far as they were needed.
         num_registered_blocks: blocks of its table, from the first, that can be found by their hash.
-        num_cached_tokens: prompt tokens that were in the cache when it was first admitted; None before that.
+        was_admitted, num_cached_tokens: whether it ever ran; prompt tokens that were in the cache when it first did.
         num_preemptions, num_lost_tokens: how often it was preempted; computed tokens that it had the last time.
         has_failed: its KV may be wrong, and is not to be shared.
         has_row: whether the workers have a row of it.
@@ -100,6 +101,7 @@ class Request:
         "fork_of",
         "has_failed",
         "has_row",
+        "max_num_output_tokens",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -119,6 +121,7 @@ class Request:
         "tenant",
         "tenant_weight",
         "unsent_token_ids",
+        "was_admitted",
     )
 
     def __init__(self, command: AddRequest, order: OrderKey, model: ModelConfig, root_hash: bytes) -> None:
@@ -133,6 +136,7 @@ class Request:
         self.num_tokens = len(self.prompt_token_ids) + len(self.output_token_ids)
         self.num_computed_tokens = 0
         self.max_num_tokens = min(len(self.prompt_token_ids) + params.max_tokens, model.max_model_len)
+        self.max_num_output_tokens = self.max_num_tokens - len(self.prompt_token_ids)
         self.stop_token_ids = frozenset((*eos_token_ids, *params.stop_token_ids))
         self.tenant = command.tenant
         self.tenant_weight = command.tenant_weight
@@ -140,7 +144,8 @@ class Request:
         self.root_hash = root_hash
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks = 0
-        self.num_cached_tokens: int | None = None
+        self.was_admitted = False
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_lost_tokens = 0
         self.has_failed = False
@@ -194,7 +199,7 @@ class Request:
         num_output_tokens = len(self.output_token_ids)
         if num_output_tokens > self.sampling_params.min_tokens and self.output_token_ids[-1] in self.stop_token_ids:
             return FinishReason.STOP
-        if len(self.prompt_token_ids) + num_output_tokens >= self.max_num_tokens:
+        if num_output_tokens >= self.max_num_output_tokens:
             return FinishReason.LENGTH
         return None
 

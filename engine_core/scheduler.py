@@ -277,19 +277,32 @@ class Scheduler:
         if len(token_ids) != len(sampling):
             token_ids = [NO_TOKEN] * len(sampling)
         outputs = self._fail_requests(plan, result) if result.errors else []
+        finished = RequestStatus.FINISHED
         for request, token_id in zip(sampling, token_ids, strict=True):
-            if request.status is RequestStatus.FINISHED:
+            if request.status is finished:
                 continue
             if token_id < 0:
                 outputs += self._apply_without_token(request, result)
                 continue
-            request.output_token_ids.append(token_id)
-            output = token_output(request, [token_id])
-            outputs.append(output)
-            if output.finish_reason is not None:
-                self.output_lengths.add(request.num_output_tokens)
-                self.finish(request)
+            output_token_ids = request.output_token_ids
+            first_index = len(output_token_ids)
+            output_token_ids.append(token_id)
+            if token_id in request.stop_token_ids or first_index + 1 >= request.max_num_output_tokens:
+                outputs.append(self._apply_last_token(request, token_id))
+            else:
+                num_cached_tokens = request.num_cached_tokens
+                outputs.append(
+                    RequestOutput(request.request_id, first_index, [token_id], None, None, num_cached_tokens)
+                )
         return outputs
+
+    def _apply_last_token(self, request: Request, token_id: int) -> RequestOutput:
+        """A token that may end its request: it does, but for a stop token before min_tokens."""
+        output = token_output(request, [token_id])
+        if output.finish_reason is not None:
+            self.output_lengths.add(request.num_output_tokens)
+            self.finish(request)
+        return output
 
     def _apply_without_token(self, request: Request, result: ModelRunnerOutput) -> list[RequestOutput]:
         candidates = result.candidates.get(request.request_id)
