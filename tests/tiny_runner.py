@@ -20,14 +20,17 @@ VOCAB_SIZE = tiny_llama.SIZES["vocab_size"]
 
 
 class RecordingSampler(Sampler):
-    """Keeps a copy of the logits of the last step, and can spoil rows of them."""
+    """Keeps a copy of the logits of the last step; spoils the row that it is told to, once."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB_SIZE, (), CPU)
         self.logits: torch.Tensor | None = None
+        self.row_to_spoil: int | None = None
 
     def sample(self, logits, batch):
         self.logits = logits.clone()
+        if self.row_to_spoil is not None:
+            logits[self.row_to_spoil, 3], self.row_to_spoil = torch.nan, None
         return super().sample(logits, batch)
 
 
