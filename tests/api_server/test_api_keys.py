@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from http_rig import MODEL, running, says
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.api_server.api_keys import ApiKeys, Tenant, load_api_keys
@@ -147,6 +147,8 @@ salts = st.text("ab1:", max_size=4)
 
 
 @given(names, salts, names, salts)
+@example("a", "b:c", "a:b", "c")
+@example("a", "1:b:", "1:a:1", "")
 def test_no_two_pairs_of_tenant_and_salt_are_the_same_salt(name: str, salt: str, other: str, other_salt: str) -> None:
     is_same = Tenant(name).cache_salt(salt) == Tenant(other).cache_salt(other_salt)
     assert is_same == ((name, salt) == (other, other_salt))

@@ -184,9 +184,10 @@ async def test_values_that_change_nothing_pass(tmp_path: Path, fields: dict[str,
         assert rig.engine.added[0].sampling_params.temperature == 0
 
 
-async def test_a_wrong_number_of_beams_is_an_error_not_a_short_answer(tmp_path: Path) -> None:
-    async with running(tmp_path, THREE_BEAMS) as rig:
-        status, answer = await ask(rig, COMPLETIONS, n=2)
+@pytest.mark.parametrize("n", [2, 4])
+async def test_a_wrong_number_of_beams_is_an_error_not_a_short_answer(tmp_path: Path, n: int) -> None:
+    async with running(tmp_path, THREE_BEAMS, request_timeout_s=5) as rig:
+        status, answer = await ask(rig, COMPLETIONS, n=n)
         assert (status, answer["error"]["code"]) == (500, "internal_error")
         assert rig.server.admission.num_live_requests == 0
 

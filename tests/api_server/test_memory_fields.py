@@ -111,6 +111,18 @@ async def test_too_many_waiting_tokens_are_refused_until_there_is_output(tmp_pat
         assert len(rig.engine.added) == 4
 
 
+async def test_each_prompt_of_a_request_waits_for_its_own_output(tmp_path: Path) -> None:
+    def script(request: AddRequest) -> Script:
+        return says("x")(request) if len(request.prompt_token_ids) == 4 else silent(request)
+
+    async with running(tmp_path, script) as rig:
+        asking = asyncio.create_task(rig.complete(["four", "22"], n=2, max_tokens=1))
+        await rig.until(lambda: sum(rig.server.metrics.finished.values()) == 2)
+        assert rig.server.admission.num_queued_tokens == 2
+        asking.cancel()
+        await rig.until(lambda: rig.server.admission.num_queued_tokens == 0)
+
+
 async def test_a_long_prompt_alone_is_taken_and_keeps_others_out_only_while_it_waits(tmp_path: Path) -> None:
     def script(request: AddRequest) -> Script:
         is_long = len(request.prompt_token_ids) > 10
