@@ -175,6 +175,24 @@ async def test_the_first_answer_of_a_fresh_server_is_like_all_later_ones(tokeniz
             assert hits < await client.metric("octavo_prefix_cache_queries_total")
 
 
+async def test_equal_tokens_after_another_beginning_are_not_a_hit(client: OracleClient, tokenizer: Tokenizer) -> None:
+    """A block's KV depends on all that comes before it, so equal tokens alone are no reason to share it."""
+    one, other, common, tail = (prompt_of(name, 16) for name in ("one", "other", "common", "tail"))
+    params = SamplingParams(10, temperature=0)
+    for prompt, num_cached in (
+        ([*one, *common, *tail], 0),
+        ([*other, *tail], 0),
+        ([*other, *common, *tail], 16),
+        ([*common, *tail], 0),
+        ([*one, *common, *tail], 32),
+    ):
+        answer = await client.whole(prompt, max_tokens=10, temperature=0)
+        assert (answer.choices, answer.num_cached_tokens) == (
+            (expected_choice(tokenizer, prompt, params)[0],),
+            num_cached,
+        )
+
+
 async def test_generated_tokens_are_found_in_the_cache_too(client: OracleClient, tokenizer: Tokenizer) -> None:
     """The next turn of a conversation computes only what is new: the first turn's answer was computed already."""
     prompt, params = prompt_of("turn", 40), SamplingParams(60, temperature=0, ignore_eos=True)
