@@ -100,24 +100,29 @@ def trace_of(tmp_path, *lengths):
 
 
 @pytest.mark.parametrize(
-    ("batching", "num_running"),
-    # Room for two. Continuous: the third takes the place of the first, after its 2 steps. Static: after all 5.
-    [(Batching.CONTINUOUS, [2, 2, 2, 2, 2, 1]), (Batching.STATIC, [2, 2, 1, 1, 1, 1, 1, 1, 1])],
+    ("batching", "num_running", "num_token_slots"),
+    # Two at a time. Continuous: the third takes the place of the first, after its 2 steps. Static: after all 5.
+    [
+        (Batching.CONTINUOUS, [2, 2, 2, 2, 2, 1], [4 + 4, 5 + 5, 6 + 4, 7 + 5, 8 + 6, 7]),
+        (Batching.STATIC, [2, 2, 1, 1, 1, 1, 1, 1, 1], [4 + 4, 5 + 5, 6, 7, 8, 4, 5, 6, 7]),
+    ],
 )
-def test_a_static_batch_waits_for_its_longest(tmp_path, batching, num_running):
+@pytest.mark.parametrize("limit", [{"num_device_blocks": 32}, {"num_device_blocks": 64, "max_num_seqs": 2}])
+def test_a_static_batch_waits_for_its_longest(tmp_path, batching, num_running, num_token_slots, limit):
     report, measured = run(
         Settings(
             trace=trace_of(tmp_path, (4, 2), (4, 5), (4, 4)),
             device="cpu",
             model="smollm2-135m",
-            num_device_blocks=32,
             block_size=1,
             max_model_len=16,
             reservation=Reservation.MAX,
             batching=batching,
+            **limit,
         )
     )
     assert measured.columns()["num_running"].tolist() == num_running
+    assert measured.columns()["num_token_slots"].tolist() == num_token_slots
     assert (report.num_requests, report.num_output_tokens) == (3, 11)
 
 

@@ -7,6 +7,7 @@ whatever can be set can be compared.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -124,4 +125,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("octavo.engine_core").setLevel(logging.ERROR)  # the report counts preemptions
     sys.exit(main(sys.argv[1:]))

@@ -103,7 +103,7 @@ class SimulatedWorker:
             self._count(row, 1)
             num_kv_tokens += row.num_computed_tokens
             num_tokens += num_new_tokens
-        num_device_copies = sum(kind is CopyKind.DEVICE for kind, _, _ in step.copies)
+        num_device_copies = sum(kind == CopyKind.DEVICE for kind, _, _ in step.copies)
         return StepLoad(
             num_tokens,
             num_sampled_tokens,
