@@ -91,7 +91,7 @@ def measure_largest_step(
     with explain_out_of_memory("the largest step", None, LOWER_STEP_SIZE):
         kv_cache = torch.empty(shape, dtype=dtype, device=device).zero_()  # zero_ touches it before the measuring
         num_bytes = measure_peak_growth_bytes(run)
-    if layer_times_s[0] <= MAX_SECOND_RUN_S:
+    if layer_times_s[0] / 2 <= MAX_SECOND_RUN_S:  # half the context takes half the time, at long contexts
         longest_chunk = metadata.query_start_loc.diff().max()
         run_layer(metadata._replace(seq_lens=torch.maximum(metadata.seq_lens // 2, longest_chunk)))
     return LargestStep(num_bytes, len(positions) / (layer_times_s[-1] * sizes.num_layers))
