@@ -100,6 +100,8 @@ class Admission:
         origin = self.scheduler.requests.get(awaited)
         if origin is None or origin.status is not RequestStatus.RUNNING:
             return False
+        if awaited in plan.new_requests:
+            return True  # its blocks may be on their way from the host
         num_earlier_tokens = origin.num_computed_tokens - plan.num_scheduled_tokens.get(awaited, 0)
         return num_earlier_tokens < origin.num_prompt_tokens - 1
 

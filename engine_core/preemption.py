@@ -49,9 +49,10 @@ class PreemptionLog:
         self._num_lost_tokens += 0 if is_swapped else request.num_computed_tokens
         self._last_step_id = step_id
 
-    def end_burst(self, step_id: int) -> None:
-        """Write the line if the burst is over."""
-        if not self._victims or step_id < self._last_step_id + QUIET_STEPS_AFTER_A_BURST:
+    def end_burst(self, step_id: int, *, is_idle: bool = False) -> None:
+        """Write the line if the burst is over: after some steps, or when there is no more work."""
+        is_over = is_idle or step_id >= self._last_step_id + QUIET_STEPS_AFTER_A_BURST
+        if not self._victims or not is_over:
             return
         named = ", ".join(list(self._victims)[:MAX_NAMED_REQUESTS])
         rest = len(self._victims) - MAX_NAMED_REQUESTS

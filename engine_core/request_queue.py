@@ -30,17 +30,19 @@ class TenantQueue:
 
     def __init__(self) -> None:
         self.members: dict[str, Request] = {}
-        self._entries: list[tuple[OrderKey, Request]] = []  # keys are unique, so requests are never compared
+        self._entries: list[tuple[OrderKey, int, Request]] = []  # the number keeps requests from being compared
+        self._num_pushes = 0
 
     def push(self, request: Request) -> None:
         self.members[request.request_id] = request
-        heapq.heappush(self._entries, (request.order, request))
+        self._num_pushes += 1
+        heapq.heappush(self._entries, (request.order, self._num_pushes, request))
 
     def first(self) -> Request:
         """The first member; there must be one."""
         while not self._is_member(self._entries[0]):
             heapq.heappop(self._entries)
-        return self._entries[0][1]
+        return self._entries[0][-1]
 
     def first_few(self, num_requests: int) -> list[Request]:
         return heapq.nsmallest(num_requests, self.members.values(), key=attrgetter("order"))
@@ -48,12 +50,13 @@ class TenantQueue:
     def remove(self, request: Request) -> None:
         del self.members[request.request_id]
         if len(self._entries) > max(2 * len(self.members), MIN_ENTRIES_TO_COMPACT):
-            self._entries = list({id(entry[1]): entry for entry in self._entries if self._is_member(entry)}.values())
+            self._entries = [(member.order, index, member) for index, member in enumerate(self.members.values())]
+            self._num_pushes = len(self._entries)
             heapq.heapify(self._entries)
 
-    def _is_member(self, entry: tuple[OrderKey, Request]) -> bool:
+    def _is_member(self, entry: tuple[OrderKey, int, Request]) -> bool:
         """Whether the entry still counts; an id that came back after an abort is another request."""
-        return self.members.get(entry[1].request_id) is entry[1]
+        return self.members.get(entry[-1].request_id) is entry[-1]
 
 
 class FairQueue:

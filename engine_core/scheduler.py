@@ -165,9 +165,9 @@ class Scheduler:
             self.admission.admit(plan)
         if plan.is_empty and not self.steps_in_flight:
             self._make_way(plan)
+        self.preemption.log.end_burst(plan.step_id, is_idle=not self.requests)
         if plan.is_empty:
             return None
-        self.preemption.log.end_burst(plan.step_id)
         self._caught_up = plan.sampling
         step = plan.close(self.kv_cache_manager.take_copies())
         self.counters.num_steps += 1

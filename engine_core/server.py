@@ -9,6 +9,7 @@ input and output, because a frame costs microseconds and a second thread would o
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 
@@ -167,6 +168,7 @@ def serve(config: EngineConfig, reporter: Reporter) -> None:
     memory = common_memory(config, executor.wait_until_ready())
     reporter.progress("kv_blocks", _describe(memory, config.cache.block_size))
     server = Server(config, listener, executor, memory)
+    gc.freeze()  # what is there now stays: no collection has to look at it
     reporter.ready()
     server.run()
 

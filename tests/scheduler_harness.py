@@ -43,6 +43,7 @@ def make_config(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     max_tokens_per_request: int | None = None,
+    max_prefill_share: float = 1.0,
     max_steps_in_flight: int = 2,
     num_host_blocks: int = 0,
     enable_prefix_caching: bool = True,
@@ -73,6 +74,7 @@ def make_config(
             max_num_batched_tokens=max_num_batched_tokens,
             max_tokens_per_request=max_tokens_per_request,
             max_steps_in_flight=max_steps_in_flight,
+            max_prefill_share=max_prefill_share,
             **scheduler,  # type: ignore[arg-type]
         ),
         worker_module="oracle_worker",
