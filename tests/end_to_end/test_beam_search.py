@@ -18,13 +18,12 @@ pytestmark = pytest.mark.model
 
 PROMPTS = (
     "The capital of France is",
-    "Once upon a time there was",
     "Q: What is the tallest mountain?\nA:",
 )
 SEARCHES = (  # beams, choices, length penalty, early stopping, output tokens
-    (4, 4, 1.0, EarlyStopping.HEURISTIC, 16),
-    (6, 3, 0.5, EarlyStopping.ALWAYS, 12),
-    (3, 2, 2.0, EarlyStopping.NEVER, 12),
+    (4, 4, 1.0, EarlyStopping.HEURISTIC, 12),
+    (6, 3, 0.5, EarlyStopping.ALWAYS, 8),
+    (3, 2, 2.0, EarlyStopping.NEVER, 10),
 )
 EARLY_STOPPING = {EarlyStopping.ALWAYS: True, EarlyStopping.HEURISTIC: False, EarlyStopping.NEVER: "never"}
 ENDS = (".", "\n", " the")  # frequent tokens that end a beam, so that beams of several lengths compete
@@ -75,7 +74,7 @@ def cut(output: list[int], ends: tuple[int, ...]) -> list[int]:
     return output[: end + 1]
 
 
-@pytest.mark.parametrize("num_device_blocks", [1024, 24], ids=["roomy", "tight"])
+@pytest.mark.parametrize("num_device_blocks", [1024, 22], ids=["roomy", "tight"])
 def test_beams_are_those_of_transformers(
     smollm2_directory: Path,
     smollm2_gguf: Path,
@@ -95,7 +94,7 @@ def test_beams_are_those_of_transformers(
             dtype=Dtype.FLOAT32,
         ),
         ipc_directory="/unused",
-        cache=CacheConfig(block_size=8, num_device_blocks=num_device_blocks, num_host_blocks=16),
+        cache=CacheConfig(block_size=4, num_device_blocks=num_device_blocks, num_host_blocks=16),
         scheduler=SchedulerConfig(max_num_seqs=16),
     )
     commands = [
@@ -114,4 +113,4 @@ def test_beams_are_those_of_transformers(
     for answer, beams in zip(answers, reference, strict=True):
         assert [beam.token_ids for beam in answer.beams] == [output for output, _ in beams]
         assert [beam.score for beam in answer.beams] == pytest.approx([score for _, score in beams], abs=1e-4)
-    assert (engine.core.stats().num_preemptions > 0) == (num_device_blocks == 24)
+    assert (engine.core.stats().num_preemptions > 0) == (num_device_blocks == 22)
