@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import report
-import traces
 import uvloop
 from load_client import Outcome, Send, Target, complete, new_session, run_closed_loop, run_open_loop
 from server_watch import probe_health, watch_processes
-from traces import Shape
 from workloads import Cut, Request, with_tokenizer, write_prompts
+
+from octavo.simulator.traces import Shape, capped, read_trace, scaled
 
 DEFAULT_CONCURRENCY = 8
 Value = TypeVar("Value")
@@ -56,17 +56,17 @@ class Load:
 def shapes_of(args: argparse.Namespace) -> list[Shape]:
     """Return the shapes that the options ask for."""
     if args.trace:
-        shapes = traces.read_trace(args.trace, args.trace_limit)
+        shapes = read_trace(args.trace, args.trace_limit)
     elif args.workload == "mixed":
-        shapes = traces.mixed(args.requests)
+        shapes = synthetic.mixed(args.requests)
     elif args.workload == "shared-prefix":
-        shapes = traces.shared_prefix(args.requests)
+        shapes = synthetic.shared_prefix(args.requests)
     else:
-        shapes = traces.fixed(args.requests, args.prompt_tokens, args.output_tokens)
-    shapes = [traces.scaled(shape, args.length_scale, args.time_scale) for shape in shapes]
+        shapes = synthetic.fixed(args.requests, args.prompt_tokens, args.output_tokens)
+    shapes = [scaled(shape, args.length_scale, args.time_scale) for shape in shapes]
     if args.max_context:
-        shapes = [traces.capped(shape, args.max_context) for shape in shapes]
-    return traces.at_poisson_arrivals(shapes, args.rate) if args.rate else shapes
+        shapes = [capped(shape, args.max_context) for shape in shapes]
+    return synthetic.at_poisson_arrivals(shapes, args.rate) if args.rate else shapes
 
 
 def load_of(args: argparse.Namespace) -> Load:

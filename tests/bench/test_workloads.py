@@ -9,10 +9,11 @@ import statistics
 from pathlib import Path
 
 import pytest
-import traces
+import synthetic
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from traces import Shape
 from workloads import Cut, cut_by_characters, with_tokenizer, write_prompts
+
+from octavo.simulator.traces import Shape, capped, read_trace, scaled
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -49,20 +50,20 @@ def common_opening(first: str, second: str) -> int:
 
 
 def test_mixed_lengths_are_chat_like_and_never_change() -> None:
-    shapes = traces.mixed(2000)
+    shapes = synthetic.mixed(2000)
     assert statistics.median(shape.num_prompt_tokens for shape in shapes) == pytest.approx(220, rel=0.1)
     assert statistics.median(shape.num_output_tokens for shape in shapes) == pytest.approx(120, rel=0.1)
     assert max(shape.num_prompt_tokens for shape in shapes) <= 1024
-    assert traces.mixed(10) == shapes[:10]
+    assert synthetic.mixed(10) == shapes[:10]
     assert [(shape.num_prompt_tokens, shape.num_output_tokens) for shape in shapes[:2]] == [(163, 47), (666, 131)]
 
 
 def test_an_azure_trace_is_sorted_and_starts_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(AZURE.encode()))
-    assert traces.read_trace(path) == [Shape(374, 44, 0.0), Shape(879, 55, 1.0), Shape(396, 1, 4.25)]
+    assert read_trace(path) == [Shape(374, 44, 0.0), Shape(879, 55, 1.0), Shape(396, 1, 4.25)]
     path.write_text(AZURE)
-    assert traces.read_trace(path, 1) == [Shape(374, 44, 0.0)]
+    assert read_trace(path, 1) == [Shape(374, 44, 0.0)]
 
 
 def write_mooncake(tmp_path: Path) -> Path:
@@ -72,7 +73,7 @@ def write_mooncake(tmp_path: Path) -> Path:
 
 
 def test_a_mooncake_trace_keeps_its_blocks(tmp_path: Path) -> None:
-    shapes = traces.read_trace(write_mooncake(tmp_path))
+    shapes = read_trace(write_mooncake(tmp_path))
     assert [shape.arrival_s for shape in shapes] == [0.0, 2.5, 2.5]
     assert shapes[0] == Shape(1200, 50, 0.0, (0, 1, 2), 512)
 
@@ -84,21 +85,21 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"other\.csv"):
-        traces.read_trace(path)
+        read_trace(path)
 
 
 def test_scales_multiply_lengths_and_times() -> None:
     shape = Shape(1025, 100, 8.0, (0, 1, 2), 512)
-    assert traces.scaled(shape, 0.1, 0.5) == Shape(102, 10, 4.0, (0, 1, 2), 52)
-    assert traces.scaled(shape, 1.0, 1.0) == shape
-    assert traces.scaled(Shape(3, 1), 0.01, 1.0) == Shape(1, 1)
+    assert scaled(shape, 0.1, 0.5) == Shape(102, 10, 4.0, (0, 1, 2), 52)
+    assert scaled(shape, 1.0, 1.0) == shape
+    assert scaled(Shape(3, 1), 0.01, 1.0) == Shape(1, 1)
 
 
 @pytest.mark.parametrize("prompt", [1, 50, 99, 100, 101, 5000])
 @pytest.mark.parametrize("output", [1, 40, 50, 60, 5000])
 @pytest.mark.parametrize("max_context", [2, 101, 100])
 def test_a_capped_request_fits_and_loses_no_more_than_it_must(prompt: int, output: int, max_context: int) -> None:
-    shape = traces.capped(Shape(prompt, output), max_context)
+    shape = capped(Shape(prompt, output), max_context)
     total = shape.num_prompt_tokens + shape.num_output_tokens
     assert 1 <= shape.num_prompt_tokens <= prompt
     assert 1 <= shape.num_output_tokens <= output
@@ -110,21 +111,21 @@ def test_a_capped_request_fits_and_loses_no_more_than_it_must(prompt: int, outpu
 
 
 def test_poisson_arrivals_have_the_rate_and_always_the_same_times() -> None:
-    shapes = traces.at_poisson_arrivals(traces.mixed(4000), 5.0)
+    shapes = synthetic.at_poisson_arrivals(synthetic.mixed(4000), 5.0)
     assert shapes[0].arrival_s == 0.0
     assert shapes[-1].arrival_s == pytest.approx(4000 / 5, rel=0.1)
     gaps = [b.arrival_s - a.arrival_s for a, b in itertools.pairwise(shapes)]
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.1)
-    assert shapes == traces.at_poisson_arrivals(traces.mixed(4000), 5.0)
+    assert shapes == synthetic.at_poisson_arrivals(synthetic.mixed(4000), 5.0)
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
-    shapes = [*traces.mixed(20), *traces.shared_prefix(3)]
+    shapes = [*synthetic.mixed(20), *synthetic.shared_prefix(3)]
     assert write_prompts(shapes, "7", cut_by_characters) == write_prompts(shapes, "7", cut_by_characters)
 
 
 def test_prompts_share_no_opening_by_chance_and_none_with_another_seed() -> None:
-    shapes = traces.mixed(200)
+    shapes = synthetic.mixed(200)
     requests, others = (write_prompts(shapes, seed, cut_by_characters) for seed in ("7", "8"))
     assert [r.num_output_tokens for r in requests] == [r.num_output_tokens for r in others]
     prompts = sorted(request.prompt for request in (*requests, *others))
@@ -144,9 +145,9 @@ def test_prompts_have_exactly_the_tokens_that_a_server_counts(tokenizer_path: st
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_a_shared_prefix_is_shared_and_questions_are_not(tokenizer_path: str, is_exact: bool) -> None:
     cut = with_tokenizer(tokenizer_path if is_exact else None)
-    first, second = write_prompts(traces.shared_prefix(2), "7", cut)
+    first, second = write_prompts(synthetic.shared_prefix(2), "7", cut)
     shared = common_opening(first.prompt, second.prompt)
-    prefix = cut(first.prompt, traces.SHARED_PREFIX_TOKENS)
+    prefix = cut(first.prompt, synthetic.SHARED_PREFIX_TOKENS)
     assert prefix is not None
     assert len(prefix) <= shared + 2
     assert shared < len(first.prompt)
@@ -157,7 +158,7 @@ def test_a_shared_prefix_is_shared_and_questions_are_not(tokenizer_path: str, is
 def test_equal_hash_ids_are_equal_text_and_others_are_not(
     tmp_path: Path, tokenizer_path: str, length_scale: float
 ) -> None:
-    shapes = [traces.scaled(shape, length_scale, 1.0) for shape in traces.read_trace(write_mooncake(tmp_path))]
+    shapes = [scaled(shape, length_scale, 1.0) for shape in read_trace(write_mooncake(tmp_path))]
     cut: Cut = with_tokenizer(tokenizer_path)
     first, second, third = (request.prompt for request in write_prompts(shapes, "7", cut))
     for other, num_shared_blocks in ((second, 2), (third, 1)):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from traces import Shape
+
+from octavo.simulator.traces import Shape
 
 SENTENCES = Path(__file__).with_name("english.txt").read_text().splitlines()
 CHARS_PER_TOKEN = 4.7  # of english.txt with a vocabulary of 49,152; used where no tokenizer is given
