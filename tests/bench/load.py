@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import report
+import synthetic
 import uvloop
 from load_client import Outcome, Send, Target, complete, new_session, run_closed_loop, run_open_loop
 from server_watch import probe_health, watch_processes
