@@ -7,7 +7,7 @@ from scheduler_harness import make_config
 
 from octavo.engine_core.beam_search import BeamGroup
 from octavo.engine_core.request import Request
-from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, EarlyStopping, FinishReason
+from octavo.protocol.engine_messages import AddRequest, BeamOutput, BeamSearchParams, EarlyStopping, FinishReason
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import Candidates
 
@@ -162,9 +162,9 @@ def test_one_beam_is_greedy(table_model):
     assert beam.token_ids == tokens[1:]
 
 
-def make_group(num_beams=2, num_running=2, **params):
+def make_group(num_beams=2, num_running=2, max_tokens=9, **params):
     config = make_config(eos_token_ids=(2,), max_model_len=50)
-    sampling_params = SamplingParams(max_tokens=9, num_candidates=4)
+    sampling_params = SamplingParams(max_tokens=max_tokens, num_candidates=4)
     beams = [
         Request(AddRequest(f"b{number}", [1], sampling_params, 0.0), (0, 0.0, 1, number), config.model, b"root")
         for number in range(num_running)
@@ -189,3 +189,30 @@ def test_a_beam_that_starts_over_has_to_report_again():
     assert group.running == [beams[0], fresh]
     group.reports["b1"] = Candidates([3], [-2.0])
     assert [(c.parent, c.token_id) for c in group.select()] == [(0, 4), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "goes_on"),
+    [
+        (EarlyStopping.ALWAYS, 1.0, False),
+        (EarlyStopping.HEURISTIC, 1.0, False),  # -1.8 / 1 cannot beat -1
+        (EarlyStopping.NEVER, 1.0, True),  # -1.8 / 2 can, at the length to come
+        (EarlyStopping.NEVER, 0.5, False),  # -1.8 / sqrt(2) cannot
+        (EarlyStopping.NEVER, 0.0, False),
+        (EarlyStopping.NEVER, -1.0, False),
+    ],
+)
+def test_a_search_goes_on_as_long_as_it_may_find_something_better(early_stopping, length_penalty, goes_on):
+    """A prompt of one token and two of output at most: both beams end at once, the best that goes on is behind them."""
+    group, _ = make_group(max_tokens=2, early_stopping=early_stopping, length_penalty=length_penalty)
+    group.reports = {"b0": Candidates([2, 9], [-0.9, -1.8]), "b1": Candidates([2, 8], [-1.0, -1.9])}
+    assert bool(group.select()) is goes_on
+    assert [beam.score for beam in group.finished] == [-0.9, -1.0]
+
+
+def test_without_reward_for_length_only_the_present_one_counts():
+    """-0.4 at this length beats -0.9; -0.4 * 3, at the last one, would not."""
+    group, _ = make_group(max_tokens=3, early_stopping=EarlyStopping.NEVER, length_penalty=-1.0)
+    group.finished = [BeamOutput([2], -0.9, FinishReason.STOP, 2)] * 2
+    group.reports = {"b0": Candidates([9], [-0.4]), "b1": Candidates([8], [-5.0])}
+    assert group.select()

@@ -104,8 +104,10 @@ def test_names_may_be_given_bit_by_bit(tokens, block_size, data):
     """A request's names grow with its output; it does not matter when they were worked out."""
     hashes = []
     while len(hashes) < len(tokens) // block_size:
-        known = data.draw(st.integers(len(hashes) * block_size, len(tokens)))
-        extend_hashes(hashes, ROOT, tokens[len(hashes) * block_size : known], block_size)
+        start = len(hashes) * block_size
+        extend_hashes(hashes, ROOT, tokens[start : start + block_size - 1], block_size)
+        known = data.draw(st.integers(start + block_size, len(tokens)))
+        extend_hashes(hashes, ROOT, tokens[start:known], block_size)
     assert hashes == chain(ROOT, tokens, block_size)
 
 

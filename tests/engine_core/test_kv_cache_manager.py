@@ -169,6 +169,19 @@ def test_swapped_blocks_come_back_by_copy_only_when_the_device_lost_them():
     manager.check()
 
 
+def test_a_swapped_request_does_not_share_a_block_that_it_has_yet_to_fill():
+    """Another one computed the whole block meanwhile; but the request will write into it."""
+    manager = KVCacheManager(8, BLOCK, 8)
+    request = make_request("a", range(5))
+    manager.update_hashes(request)
+    manager.add_table(request, NO_PREFIX, 5)
+    request.num_computed_tokens = 3
+    manager.register_blocks(request, 3)
+    assert manager.swap_out(request)
+    start(manager, "b", range(5))
+    assert manager.find_swapped(request) == ([SharedBlock(0), SharedBlock(1, CopyKind.SWAP_IN)], 3)
+
+
 def test_what_is_on_the_host_already_is_not_copied_there_again():
     manager = KVCacheManager(8, BLOCK, 8)
     one, _ = start(manager, "a", [0, 1, 2, 3, 4])

@@ -251,6 +251,16 @@ def test_a_request_that_failed_leaves_nothing_to_be_found(num_prompt_tokens):
     manager.check()
 
 
+@pytest.mark.parametrize("num_steps", range(1, 2 * BLOCK + 1))
+def test_a_block_that_the_failing_step_filled_is_not_found_either(num_steps):
+    scheduler = harness_with(max_steps_in_flight=1).scheduler
+    scheduler.add(command("a", range(BLOCK - 1), max_tokens=30))
+    for _ in range(num_steps - 1):
+        scheduler.update(ModelRunnerOutput(scheduler.schedule().step_id, [7]))
+    fail(scheduler, scheduler.schedule(), "a", 7)
+    assert not scheduler.kv_cache_manager.device_pool.hash_to_block_id
+
+
 def test_a_search_that_failed_leaves_nothing_to_be_found():
     harness = harness_with(max_steps_in_flight=1)
     harness.add(command("s", range(9), max_tokens=12, beam_search=BeamSearchParams(3, 3)))
@@ -342,6 +352,8 @@ def test_cached_tokens_are_those_of_the_first_admission():
         assert harness.scheduler.counters.num_preemptions > 0
         assert seen.num_cached_tokens == 0
         assert [log.num_cached_tokens for log in logs] == [4, 4, 4]
+        stats = harness.scheduler.stats()
+        assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (4 + 3 * 5, 3 * 4)
         harness.check_outputs()
 
 
