@@ -195,9 +195,9 @@ def test_a_beam_that_starts_over_has_to_report_again():
     ("early_stopping", "length_penalty", "goes_on"),
     [
         (EarlyStopping.ALWAYS, 1.0, False),
-        (EarlyStopping.HEURISTIC, 1.0, False),  # -1.8 / 1 cannot beat -1
-        (EarlyStopping.NEVER, 1.0, True),  # -1.8 / 2 can, at the length to come
-        (EarlyStopping.NEVER, 0.5, False),  # -1.8 / sqrt(2) cannot
+        (EarlyStopping.HEURISTIC, 1.0, False),  # -1.7 / 1 cannot beat -1
+        (EarlyStopping.NEVER, 1.0, True),  # -1.7 / 2 can, at the length to come
+        (EarlyStopping.NEVER, 0.5, False),  # -1.7 / sqrt(2) cannot
         (EarlyStopping.NEVER, 0.0, False),
         (EarlyStopping.NEVER, -1.0, False),
     ],
@@ -205,7 +205,7 @@ def test_a_beam_that_starts_over_has_to_report_again():
 def test_a_search_goes_on_as_long_as_it_may_find_something_better(early_stopping, length_penalty, goes_on):
     """A prompt of one token and two of output at most: both beams end at once, the best that goes on is behind them."""
     group, _ = make_group(max_tokens=2, early_stopping=early_stopping, length_penalty=length_penalty)
-    group.reports = {"b0": Candidates([2, 9], [-0.9, -1.8]), "b1": Candidates([2, 8], [-1.0, -1.9])}
+    group.reports = {"b0": Candidates([2, 9], [-0.9, -1.7]), "b1": Candidates([2, 8], [-1.0, -1.9])}
     assert bool(group.select()) is goes_on
     assert [beam.score for beam in group.finished] == [-0.9, -1.0]
 
