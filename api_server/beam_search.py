@@ -57,15 +57,6 @@ def beam_search_params(body: GenerationRequest, num_choices: int) -> BeamSearchP
         raise ApiError(ErrorKind.INVALID_VALUE, str(problem), str(problem).split(" ", 1)[0]) from None
 
 
-def num_candidates(num_beams: int, ending_token_ids: Sequence[int], vocab_size: int) -> int:
-    """Return how many continuations of each beam the engine core must see.
-
-    If all ending tokens of every beam are among the best, enough that go on must remain: as transformers has it, two
-    or (number of distinct ending tokens + 1) per beam, whichever is more.
-    """
-    return min(max(2, 1 + len(set(ending_token_ids))) * num_beams, vocab_size)
-
-
 def _check_no_op(body: GenerationRequest, name: str, no_ops: Sequence[float | bool], reason: str) -> None:
     value = getattr(body, name)
     if value is not None and value not in no_ops:

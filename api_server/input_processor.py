@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from octavo.api_server.api_keys import Tenant
-from octavo.api_server.beam_search import beam_search_params, beam_width, check_beam_fields, num_candidates
+from octavo.api_server.beam_search import beam_search_params, beam_width, check_beam_fields
 from octavo.api_server.chat_template import ChatTemplateError
 from octavo.api_server.errors import ApiError, ErrorKind, invalid_value, unsupported
 from octavo.api_server.openai.messages import to_template_messages
@@ -158,10 +158,7 @@ class InputProcessor:
 
     def _beam_request(self, body: GenerationRequest, request: AddRequest, n: int) -> AddRequest:
         search = beam_search_params(body, n)
-        params = request.sampling_params
-        ending = (*params.stop_token_ids, *(() if params.ignore_eos else self.model.eos_token_ids))
-        count = num_candidates(beam_width(body, n), ending, self.model.vocab_size)
-        params = msgspec.structs.replace(params, temperature=0.0, num_candidates=count)
+        params = msgspec.structs.replace(request.sampling_params, temperature=0.0)
         return msgspec.structs.replace(request, sampling_params=params, beam_search=search)
 
     def _sampling_params(self, body: GenerationRequest, num_prompt_tokens: int, seed: int | None) -> SamplingParams:

@@ -45,11 +45,11 @@ class Admission:
             request = self._next()
             if request is None or request.num_pending_tokens > 0 or not plan.num_tokens_for(request):
                 return
-            awaited = self._awaited(plan, request)
+            prefix = self._find_prefix(request)
+            awaited = self._awaited(plan, request, prefix)
             if awaited is not None:
                 scheduler.waiting.defer(request, awaited)
                 continue
-            prefix = self._find_prefix(request)
             if not self._has_room(plan, request, prefix):
                 return
             self._start(plan, request, prefix)
@@ -63,6 +63,9 @@ class Admission:
 
     def _next_by_prefix(self) -> Request | None:
         """Of the first few, who finds most of its tokens cached; the first itself after it was passed over often."""
+        first = self.scheduler.waiting.peek()
+        if first is None or first.was_admitted:
+            return first
         candidates = self.scheduler.waiting.peek_few(NUM_COMPARED_PREFIXES)
         if not candidates:
             return None
@@ -83,15 +86,14 @@ class Admission:
 
     # What is being computed for somebody else
 
-    def _awaited(self, plan: StepPlan, request: Request) -> str | bytes | None:
+    def _awaited(self, plan: StepPlan, request: Request, prefix: Prefix) -> str | bytes | None:
         """What the request should wait for: the prompt of the request that it forks, or the last hash of a prefix."""
         if request.status is RequestStatus.SWAPPED:
             return None
         if self._origin(request) is not None:
             return request.fork_of if self._is_awaited(plan, request.fork_of) else None
         num_blocks = (request.num_tokens - 1) // self.scheduler.kv_cache_manager.block_size
-        num_found_blocks = len(self._find_prefix(request).blocks)
-        return self.promises.last_awaited(request.block_hashes[num_found_blocks:num_blocks])
+        return self.promises.last_awaited(request.block_hashes[len(prefix.blocks) : num_blocks])
 
     def _is_awaited(self, plan: StepPlan, awaited: object) -> bool:
         """Whether somebody will compute it in a later step, or, for a fork's origin, computes it in this one."""
@@ -108,7 +110,9 @@ class Admission:
     def _origin(self, request: Request) -> Request | None:
         """The running request whose prompt this one shares."""
         origin = self.scheduler.requests.get(request.fork_of) if request.fork_of else None
-        return origin if origin is not None and origin.status is RequestStatus.RUNNING else None
+        if origin is None or origin.status is not RequestStatus.RUNNING or origin.order != request.fork_of_order:
+            return None
+        return origin
 
     # What it begins with
 
@@ -126,7 +130,9 @@ class Admission:
         scheduler = self.scheduler
         config, manager = scheduler.config, scheduler.kv_cache_manager
         num_blocks = manager.num_blocks_to_take(prefix, request.num_tokens)
-        situation = Situation(request, num_blocks, scheduler.running, manager, scheduler.output_lengths)
+        situation = Situation(
+            request, num_blocks, scheduler.running, scheduler.pinned.values(), manager, scheduler.output_lengths
+        )
         is_alone = not scheduler.running or (plan.is_empty and not scheduler.steps_in_flight)
         return has_room(situation, config.admission_policy, config.max_preemptions_per_request, is_alone=is_alone)
 
@@ -149,6 +155,8 @@ class Admission:
         scheduler.waiting.remove(request, is_admitted=True)
         request.move_to(RequestStatus.RUNNING)
         insort(scheduler.running, request, key=attrgetter("order"))
+        if request.num_preemptions >= scheduler.config.max_preemptions_per_request:
+            scheduler.pinned[request.request_id] = request
         plan.add_row(request, block_ids or [])
         scheduler.compute(plan, request, plan.num_tokens_for(request))
         if request.request_id in scheduler.catching_up:

@@ -8,8 +8,9 @@ must stay free; each is a small function of the same facts:
 - predicted-peak: the most that will be needed at any time, if everybody ends as long as finished requests of that
   length ended on average (the idea of "past-future" scheduling: Gong et al., ASPLOS 2025).
 
-A request that was preempted too often is held to a stricter rule, whatever the policy: it is admitted when all that it
-and everybody older may ever need is free. Then nobody older can run out of blocks, and so nobody preempts it again.
+A request that was preempted too often is *pinned*, whatever the policy: it is admitted when all that it and everybody
+older may ever need is free, and while it runs nobody older is admitted who would break that. So nobody older can run
+out of blocks, and nobody preempts it again.
 A request that would run alone needs no margin; whether it fits at all was checked when it came in.
 """
 
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from octavo.engine_core.kv_cache_manager import KVCacheManager
@@ -33,6 +35,7 @@ class OutputLengths:
     def __init__(self) -> None:
         self._latest: deque[int] = deque()
         self._sorted: list[int] = []
+        self._sums: list[int] = []  # of the longest 0, 1, 2, … lengths; empty when they have to be added up anew
 
     def add(self, num_output_tokens: int) -> None:
         if len(self._latest) == MAX_REMEMBERED_LENGTHS:
@@ -40,13 +43,18 @@ class OutputLengths:
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
         self._latest.append(num_output_tokens)
         insort(self._sorted, num_output_tokens)
+        self._sums = []
 
     def expected_remaining(self, request: Request) -> int:
         """Mean of what the longer outputs had left at this length; all that may come when there is none."""
         num_output_tokens = request.num_output_tokens
-        longer = self._sorted[bisect_right(self._sorted, num_output_tokens) :]
-        most = request.max_num_tokens - request.num_prompt_tokens - num_output_tokens
-        return min(most, -(-sum(longer) // len(longer)) - num_output_tokens) if longer else most
+        num_longer = len(self._sorted) - bisect_right(self._sorted, num_output_tokens)
+        most = request.max_num_output_tokens - num_output_tokens
+        if not num_longer:
+            return most
+        if not self._sums:
+            self._sums = list(accumulate(reversed(self._sorted), initial=0))
+        return min(most, -(-self._sums[num_longer] // num_longer) - num_output_tokens)
 
 
 class Situation(NamedTuple):
@@ -56,12 +64,14 @@ class Situation(NamedTuple):
         request: who would be admitted.
         num_blocks_to_take: what its known tokens take of the free blocks.
         running: all who hold blocks, oldest first.
+        pinned: those of them that were preempted too often to be preempted again.
         lengths: of finished requests.
     """
 
     request: Request
     num_blocks_to_take: int
     running: Sequence[Request]
+    pinned: Collection[Request]
     manager: KVCacheManager
     lengths: OutputLengths
 
@@ -117,8 +127,10 @@ def has_room(situation: Situation, policy: AdmissionPolicy, max_preemptions: int
     num_needed_blocks = situation.num_blocks_to_take
     if not is_alone:
         num_needed_blocks = max(num_needed_blocks, POLICIES[policy](situation))
-        if situation.request.num_preemptions >= max_preemptions:
-            older = [request for request in situation.running if request.order < situation.request.order]
+        is_pinned = situation.request.num_preemptions >= max_preemptions
+        pinned = [request.order for request in situation.pinned] + [situation.request.order] * is_pinned
+        if pinned and max(pinned) >= situation.request.order:
+            older = [request for request in situation.running if request.order <= max(pinned)]
             num_needed_blocks = max(
                 num_needed_blocks, situation.num_own_blocks_ever() + situation.num_blocks_ever(older)
             )

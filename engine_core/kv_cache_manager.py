@@ -116,7 +116,7 @@ class KVCacheManager:
         """All blocks of a swapped request; those that are still on the device are not copied again."""
         blocks = []
         for index, host_block_id in enumerate(self.host_tables[request.request_id]):
-            is_named = index < request.num_registered_blocks
+            is_named = index < min(request.num_registered_blocks, request.num_computed_tokens // self.block_size)
             block_id = self.device_pool.find(request.block_hashes[index]) if is_named else None
             blocks.append(SharedBlock(host_block_id, CopyKind.SWAP_IN) if block_id is None else SharedBlock(block_id))
         return Prefix(blocks, request.num_computed_tokens)
@@ -210,6 +210,14 @@ class KVCacheManager:
     def free(self, request_id: str) -> None:
         """Take the request's device blocks back; what has a name stays cached."""
         self.device_pool.free(self.block_tables.pop(request_id))
+
+    def forget(self, block_hashes: Iterable[bytes]) -> None:
+        """What has these names may be wrong: nobody may find it, in either tier."""
+        for block_hash in block_hashes:
+            for pool in (self.device_pool, self.host_pool):
+                block_id = pool.find(block_hash)
+                if block_id is not None:
+                    pool.forget(block_id)
 
     def forget_blocks(self, block_ids: Iterable[int]) -> None:
         """The content of these device blocks is wrong: nobody may find it, nor what it may have been copied from."""

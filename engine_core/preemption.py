@@ -16,10 +16,12 @@ from octavo.protocol.worker_messages import WorkerReady
 
 if TYPE_CHECKING:
     from octavo.engine_core.scheduler import Scheduler
+    from octavo.engine_core.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
 QUIET_STEPS_AFTER_A_BURST = 256
+MAX_STEPS_OF_A_BURST = 8192  # then it is written, though it goes on
 MAX_NAMED_REQUESTS = 4
 
 
@@ -40,10 +42,13 @@ class PreemptionLog:
         self._victims: dict[str, int] = {}  # request_id -> preemptions in this burst
         self._num_swaps = 0
         self._num_lost_tokens = 0
+        self._first_step_id = 0
         self._last_step_id = 0
 
     def add(self, request: Request, step_id: int, *, is_swapped: bool) -> None:
         """Note a preemption, before the request loses its lengths."""
+        if not self._victims:
+            self._first_step_id = step_id
         self._victims[request.request_id] = self._victims.get(request.request_id, 0) + 1
         self._num_swaps += is_swapped
         self._num_lost_tokens += 0 if is_swapped else request.num_computed_tokens
@@ -51,7 +56,9 @@ class PreemptionLog:
 
     def end_burst(self, step_id: int, *, is_idle: bool = False) -> None:
         """Write the line if the burst is over: after some steps, or when there is no more work."""
-        is_over = is_idle or step_id >= self._last_step_id + QUIET_STEPS_AFTER_A_BURST
+        is_over = is_idle or step_id >= min(
+            self._last_step_id + QUIET_STEPS_AFTER_A_BURST, self._first_step_id + MAX_STEPS_OF_A_BURST
+        )
         if not self._victims or not is_over:
             return
         named = ", ".join(list(self._victims)[:MAX_NAMED_REQUESTS])
@@ -104,16 +111,35 @@ class Preemption:
         is_cheaper = is_swap_cheaper(request.num_computed_tokens, num_blocks, mode, self.scheduler.memory)
         return is_cheaper and manager.swap_out(request)
 
-    def recompute_corrupt(self, block_ids: list[int]) -> None:
-        """Whoever has one of these blocks starts over from its tokens; what it computed meanwhile may be wrong too."""
+    def recompute_corrupt(self, plan: StepPlan, block_ids: list[int]) -> None:
+        """Whoever got one of these blocks by the step, or has one by now, starts over from its tokens.
+
+        What it computed meanwhile may be wrong, too, also when it was preempted, or has ended, since.
+        """
         scheduler, corrupt = self.scheduler, set(block_ids)
         tables = scheduler.kv_cache_manager.block_tables
-        for request in [request for request in scheduler.running if corrupt.intersection(tables[request.request_id])]:
-            scheduler.kv_cache_manager.forget_blocks(tables[request.request_id])
+        given = {name for name, row in plan.new_requests.items() if corrupt.intersection(row.block_ids)}
+        affected = dict.fromkeys(request for request in plan.scheduled if request.request_id in given)
+        for request in scheduler.running:
+            if corrupt.intersection(tables[request.request_id]) or request.fork_of in given:
+                affected[request] = None
+        for request in affected:
+            scheduler.kv_cache_manager.forget_blocks(tables.get(request.request_id, ()))
+            scheduler.kv_cache_manager.forget(request.block_hashes)
+            if request.status is not RequestStatus.FINISHED:
+                self._start_over(request)
+
+    def _start_over(self, request: Request) -> None:
+        scheduler = self.scheduler
+        if request.status is RequestStatus.RUNNING:
             scheduler.leave_running(request)
             scheduler.kv_cache_manager.free(request.request_id)
-            fresh = request.start_over()
-            if fresh.beam_group is not None:
-                fresh.beam_group.replace(request, fresh)
-            scheduler.requests[fresh.request_id] = fresh
-            scheduler.waiting.push(fresh)
+        else:
+            scheduler.waiting.remove(request)
+            if request.status is RequestStatus.SWAPPED:
+                scheduler.kv_cache_manager.free_host(request.request_id)
+        fresh = request.start_over()
+        if fresh.beam_group is not None:
+            fresh.beam_group.replace(request, fresh)
+        scheduler.requests[fresh.request_id] = fresh
+        scheduler.waiting.push(fresh)

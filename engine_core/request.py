@@ -61,6 +61,8 @@ def why_malformed(command: AddRequest, vocab_size: int) -> str | None:
         return "arrival_time_s must be finite"
     if command.tenant_weight < 1:
         return "tenant_weight must be at least 1"
+    if command.sampling_params.num_candidates:
+        return "num_candidates is set by the engine core"
     if command.beam_search is not None and command.output_token_ids:
         return "a beam search starts without output"
     return None
@@ -82,7 +84,7 @@ class Request:
             output.
         stop_token_ids: ids that end it with FinishReason.STOP; for look-up only.
         tenant, tenant_weight: whose request it is, and that tenant's share.
-        fork_of: id of the request whose prompt blocks it shares; "" for none.
+        fork_of, fork_of_order: id and order of the request whose prompt blocks it shares; "" for none.
         root_hash, block_hashes: names of its full blocks of known tokens, as far as they were needed.
         num_registered_blocks: blocks of its table, from the first, that can be found by their hash.
         was_admitted, num_cached_tokens: whether it ever ran; prompt tokens that were in the cache when it first did.
@@ -99,6 +101,7 @@ class Request:
         "block_hashes",
         "due_at",
         "fork_of",
+        "fork_of_order",
         "has_failed",
         "has_row",
         "max_num_output_tokens",
@@ -141,6 +144,7 @@ class Request:
         self.tenant = command.tenant
         self.tenant_weight = command.tenant_weight
         self.fork_of = command.fork_of
+        self.fork_of_order: OrderKey | None = None
         self.root_hash = root_hash
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks = 0

@@ -65,16 +65,25 @@ class FairQueue:
     def __init__(self, debts: dict[str, int]) -> None:
         self.tenants: OrderedDict[str, TenantQueue] = OrderedDict()  # the first has its turn
         self.savings: dict[str, int] = {}
+        self.returning = TenantQueue()  # who ran before: preempted requests, and beams of searches that go on
         self.debts = debts  # output tokens that a tenant still has to pay for; shared by all priorities
 
+    def is_empty(self) -> bool:
+        return not self.tenants and not self.returning.members
+
     def push(self, request: Request) -> None:
+        if request.was_admitted:
+            self.returning.push(request)
+            return
         if request.tenant not in self.tenants:
             self.tenants[request.tenant] = TenantQueue()
             self.savings[request.tenant] = 0
         self.tenants[request.tenant].push(request)
 
     def turn(self) -> TenantQueue:
-        """The tenant whose first request is next; there must be one."""
+        """Where the next request stands; there must be one. Who ran before has had its turn, and goes by age."""
+        if self.returning.members and not self._is_first_older():
+            return self.returning
         while len(self.tenants) > 1:
             tenant, queue = next(iter(self.tenants.items()))
             request = queue.first()
@@ -83,6 +92,13 @@ class FairQueue:
             self.tenants.move_to_end(tenant)
             self._pay_in(next(iter(self.tenants.values())).first())
         return next(iter(self.tenants.values()))
+
+    def _is_first_older(self) -> bool:
+        """Whether the one tenant that waits for its turn has waited longer than all who return."""
+        if len(self.tenants) != 1:
+            return False
+        (queue,) = self.tenants.values()
+        return queue.first().order < self.returning.first().order
 
     def _pay_in(self, request: Request) -> None:
         """A tenant's turn begins: it gets its quantum, of which it first pays its debt."""
@@ -94,12 +110,17 @@ class FairQueue:
         self.savings[request.tenant] += quantum - paid
 
     def remove(self, request: Request, *, is_admitted: bool) -> None:
+        if request.was_admitted and request.request_id in self.returning.members:
+            self.returning.remove(request)
+            return
         queue = self.tenants[request.tenant]
         queue.remove(request)
         if is_admitted:
             self.savings[request.tenant] = max(0, self.savings[request.tenant] - cost(request))
-        if not queue.members:  # nothing is saved up by being absent
+        if not queue.members:  # nothing is saved up by being absent, and nothing owed once nobody else waits
             del self.tenants[request.tenant], self.savings[request.tenant]
+            if len(self.tenants) <= 1:
+                self.debts.clear()
 
 
 def cost(request: Request) -> int:
@@ -160,5 +181,5 @@ class RequestQueue:
     def _dequeue(self, request: Request, *, is_admitted: bool) -> None:
         level = self._levels[request.order[0]]
         level.remove(request, is_admitted=is_admitted)
-        if not level.tenants:
+        if level.is_empty():
             del self._levels[request.order[0]]

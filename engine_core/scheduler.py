@@ -59,6 +59,7 @@ class Scheduler:
         beam_groups: searches that are not finished, by the request_id that was asked for.
         running: those that hold device blocks, oldest first. Each is either steady, or catching up, or waits for
             what was scheduled: for its last token, or, as a beam, for the other beams.
+        pinned: running requests that were preempted too often to be preempted again (`admission_policy`).
         waiting: the others.
         steps_in_flight: scheduled steps whose result is not here yet, oldest first.
     """
@@ -78,6 +79,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.beam_groups: dict[str, BeamGroup] = {}
         self.running: list[Request] = []
+        self.pinned: dict[str, Request] = {}
         self.catching_up: dict[str, Request] = {}
         self.steady = SteadySet()
         self.waiting = RequestQueue()
@@ -126,8 +128,8 @@ class Scheduler:
         order = (priority, command.arrival_time_s, self._num_added_requests, 0)
         request = Request(command, order, self.model, hash_root(self._model_name, "", command.cache_salt))
         if command.beam_search is not None:
-            num_ends = len(request.stop_token_ids)
-            num_candidates = min(MAX_NUM_CANDIDATES, max(2, 1 + num_ends) * command.beam_search.num_beams)
+            num_per_beam = max(2, 1 + len(request.stop_token_ids))  # enough that go on, if all ends are among them
+            num_candidates = min(MAX_NUM_CANDIDATES, num_per_beam * command.beam_search.num_beams)
             request.sampling_params = msgspec.structs.replace(request.sampling_params, num_candidates=num_candidates)
             request.beam_group = BeamGroup(command.beam_search, request)
         return request
@@ -140,6 +142,7 @@ class Scheduler:
             num_blocks = request.num_prompt_tokens // self.kv_cache_manager.block_size
             request.block_hashes = origin.block_hashes[:num_blocks]
             request.fork_of = origin.request_id
+            request.fork_of_order = origin.order
         self.kv_cache_manager.update_hashes(request)
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -247,8 +250,9 @@ class Scheduler:
 
     def _make_way(self, plan: StepPlan) -> None:
         """All who hold blocks wait for someone who has none (beams of searches that run at once): free some."""
-        while plan.is_empty and self.running and len(self.waiting):
-            self.preemption.preempt(self.running[-1])
+        if self.running and len(self.waiting):
+            while self.running:  # all: so that beams begin with one copy of what they have in common again
+                self.preemption.preempt(self.running[-1])
             self.admission.admit(plan)
 
     def leave_running(self, request: Request) -> None:
@@ -256,6 +260,7 @@ class Scheduler:
         del self.running[bisect_left(self.running, request.order, key=by_order)]
         if request.settled_at != NOT_STEADY:
             self.steady.leave(request)
+        self.pinned.pop(request.request_id, None)
         self.catching_up.pop(request.request_id, None)
         self.admission.promises.withdraw(request)
         self.plan.drop_row(request)
@@ -273,7 +278,7 @@ class Scheduler:
         plan = self.steps_in_flight.popleft()
         sampling, token_ids = plan.sampling, result.sampled_token_ids
         if result.corrupt_block_ids:
-            self.preemption.recompute_corrupt(result.corrupt_block_ids)
+            self.preemption.recompute_corrupt(plan, result.corrupt_block_ids)
         if len(token_ids) != len(sampling):
             token_ids = [NO_TOKEN] * len(sampling)
         outputs = self._fail_requests(plan, result) if result.errors else []
@@ -315,6 +320,8 @@ class Scheduler:
         outputs = []
         for request in dict.fromkeys((*plan.scheduled, *plan.sampling)):
             error = result.errors.get(request.request_id)
+            if error is not None:
+                self.kv_cache_manager.forget(request.block_hashes)
             if error is not None and request.status is not RequestStatus.FINISHED:
                 self._fail(request)
                 outputs.append(error_output(request, error, "the worker failed on it"))
@@ -324,7 +331,7 @@ class Scheduler:
         """End a request whose KV may be wrong: none of its blocks may be found by others."""
         beams = [request] if request.beam_group is None else request.beam_group.running
         for beam in beams:
-            self.kv_cache_manager.forget_blocks(self.kv_cache_manager.block_tables.get(beam.request_id, ()))
+            self.kv_cache_manager.forget(beam.block_hashes)
             beam.has_failed = True
         if request.beam_group is None:
             self.finish(request)

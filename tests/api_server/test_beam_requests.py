@@ -12,7 +12,6 @@ import pytest
 from fake_engine import Script
 from http_rig import EOS_ID, MODEL, Rig, running, says
 
-from octavo.api_server.beam_search import num_candidates
 from octavo.protocol.config import SchedulerConfig
 from octavo.protocol.engine_messages import (
     MAX_NUM_BEAMS,
@@ -89,10 +88,8 @@ async def test_the_search_reaches_the_engine_as_one_request(tmp_path: Path, path
     params = first.sampling_params
     assert (params.temperature, params.max_tokens, params.min_tokens) == (0, 40, 2)
     assert (params.stop_token_ids, params.ignore_eos) == ((7, 8, 7), False)
-    assert params.num_candidates == (1 + 3) * 4  # EOS and two stop tokens
     assert first.fork_of == ""
     assert second.beam_search == BeamSearchParams(3, 3)
-    assert second.sampling_params.num_candidates == 2 * 3
 
 
 @pytest.mark.parametrize(
@@ -110,13 +107,6 @@ async def test_early_stopping_has_the_values_of_transformers(
     async with running(tmp_path, THREE_BEAMS) as rig:
         assert (await ask(rig, COMPLETIONS, n=3, early_stopping=value))[0] == 200
         assert rig.engine.added[0].beam_search == BeamSearchParams(3, 3, early_stopping=expected)
-
-
-def test_candidates_leave_enough_that_go_on() -> None:
-    assert num_candidates(4, (), 1000) == 8
-    assert num_candidates(4, (2,), 1000) == 8
-    assert num_candidates(4, (2, 3, 2), 1000) == 12
-    assert num_candidates(4, (2, 3), 10) == 10
 
 
 async def test_several_prompts_are_several_searches(tmp_path: Path) -> None:

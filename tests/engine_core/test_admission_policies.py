@@ -38,13 +38,13 @@ def lengths_of(*num_output_tokens):
     return lengths
 
 
-def situation_of(request, running, num_blocks=20, block_size=4, lengths=None):
+def situation_of(request, running, num_blocks=20, block_size=4, lengths=None, pinned=()):
     """The running ones hold the blocks of their known tokens."""
     manager = KVCacheManager(num_blocks, block_size)
     for other in running:
         assert manager.add_table(other, NO_PREFIX, other.num_tokens) is not None
     to_take = manager.num_blocks_to_take(NO_PREFIX, request.num_tokens)
-    return Situation(request, to_take, running, manager, lengths or OutputLengths())
+    return Situation(request, to_take, running, pinned, manager, lengths or OutputLengths())
 
 
 def test_reserve_all_counts_what_everybody_may_ever_take():
