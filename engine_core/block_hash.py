@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
@@ -21,6 +22,7 @@ TOKEN_BYTES = 4
 _empty_block = blake2b(digest_size=DIGEST_BYTES, person=b"octavo.block")
 
 
+@lru_cache(maxsize=1024)  # few tenants and salts, many requests
 def hash_root(model: str, adapter: str, salt: str) -> bytes:
     """The hash before the first block: whose KV it is, and who may share it."""
     root = blake2b(digest_size=DIGEST_BYTES, person=b"octavo.root")
@@ -38,8 +40,9 @@ def extend_hashes(hashes: list[bytes], root: bytes, token_ids: Sequence[int], bl
     data = array("I", token_ids).tobytes()
     num_bytes = block_size * TOKEN_BYTES
     parent = hashes[-1] if hashes else root
+    new_hash = _empty_block.copy
     for start in range(0, len(data) - num_bytes + 1, num_bytes):
-        block = _empty_block.copy()
+        block = new_hash()
         block.update(parent + data[start : start + num_bytes])
         parent = block.digest()
         hashes.append(parent)

@@ -12,6 +12,7 @@ a class per status (an enum and a table of legal transitions say the same in ten
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from copy import copy
 from enum import Enum
@@ -69,7 +70,11 @@ def why_malformed(command: AddRequest, vocab_size: int) -> str | None:
 
 
 def _are_token_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
-    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
+    try:
+        array("I", token_ids)  # the quickest look for a negative one
+    except OverflowError:
+        return False
+    return not token_ids or max(token_ids) < vocab_size
 
 
 class Request:
@@ -182,8 +187,10 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Known tokens at positions `start` to `stop` - 1."""
+        """Known tokens at positions `start` to `stop` - 1; not to be changed."""
         num_prompt_tokens = len(self.prompt_token_ids)
+        if start == 0 and stop == num_prompt_tokens:
+            return self.prompt_token_ids
         if stop <= num_prompt_tokens:
             return self.prompt_token_ids[start:stop]
         if start >= num_prompt_tokens:
