@@ -12,6 +12,8 @@ from octavo.protocol.config import EngineConfig, ModelConfig, WeightsFormat
 from octavo.protocol.engine_messages import (
     AbortRequests,
     AddRequest,
+    BeamOutput,
+    BeamSearchParams,
     EngineOutput,
     EngineReady,
     EngineStats,
@@ -22,7 +24,10 @@ from octavo.protocol.engine_messages import (
 )
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import (
+    NO_TOKEN,
     CachedRequest,
+    Candidates,
+    CopyKind,
     ModelRunnerOutput,
     NewRequest,
     SchedulerOutput,
@@ -34,25 +39,39 @@ STATS = EngineStats(1, 2, 3, 4, 5, 6, 7)
 SCHEDULER_OUTPUT = SchedulerOutput(
     step_id=3,
     dropped_request_ids=["a"],
-    swap_out=[(1, 2)],
-    swap_in=[(2, 1)],
+    copies=[(CopyKind.SWAP_OUT, 1, 2), (CopyKind.SWAP_IN, 2, 1), (CopyKind.DEVICE, 3, 4)],
     new_requests=[NewRequest("b", [1, 2], [3], PARAMS, [4], 0)],
-    cached_requests=[CachedRequest("c", [5])],
+    cached_requests=[CachedRequest("c", [5], [6])],
+    steady_left=["d"],
+    steady_joined=["e"],
     num_scheduled_tokens={"c": 1, "b": 3},
 )
 
 ROUND_TRIPS = [
     (codec.decode_engine_command, Hello()),
     (codec.decode_engine_command, AddRequest("r", [1], PARAMS, 0.5, [9])),
+    (codec.decode_engine_command, AddRequest("r", [1], PARAMS, 0.5, beam_search=BeamSearchParams(4, 2, 0.5))),
     (codec.decode_engine_command, AbortRequests(["r"])),
     (codec.decode_engine_event, EngineReady(1, 16, 100, 2048)),
     (
         codec.decode_engine_event,
         EngineOutput([RequestOutput("r", 2, [5], FinishReason.ERROR, None, 0, ErrorCode.NEVER_FITS, "why")], STATS),
     ),
+    (
+        codec.decode_engine_event,
+        EngineOutput(
+            [RequestOutput("r", 0, [], FinishReason.STOP, beams=[BeamOutput([4, 2], -0.5, FinishReason.STOP, 2)])],
+            STATS,
+        ),
+    ),
     (codec.decode_scheduler_output, SCHEDULER_OUTPUT),
     (codec.decode_worker_event, WorkerReady(0, 100)),
-    (codec.decode_worker_event, ModelRunnerOutput(3, {"b": [7]}, {"c": ErrorCode.NUMERICAL_ERROR})),
+    (
+        codec.decode_worker_event,
+        ModelRunnerOutput(
+            3, [7, NO_TOKEN], {"c": ErrorCode.NUMERICAL_ERROR}, {"e": Candidates([1, 2], [-0.5, -1.5])}, [9]
+        ),
+    ),
 ]
 
 
