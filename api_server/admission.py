@@ -37,7 +37,7 @@ class Ticket:
         """Count the tokens of each prompt until `start`; raise ApiError (429) when they are too many."""
         admission, num_tokens = self.admission, sum(prompt_lengths)
         if admission.num_queued_tokens and not admission.has_room_for(num_tokens):
-            raise admission.too_many_tokens(num_tokens)
+            raise admission.too_many_tokens()
         admission.num_queued_tokens += num_tokens
         self._queued_tokens = dict(enumerate(prompt_lengths))
 
@@ -76,7 +76,7 @@ class Admission:
         if self.num_live_requests >= self.max_live_requests:
             raise self.too_many_requests()
         if self.num_queued_tokens and not self.has_room_for(1):
-            raise self.too_many_tokens(1)
+            raise self.too_many_tokens()
         self.num_live_requests += 1
         self.idle.clear()
         return Ticket(self)
@@ -93,6 +93,6 @@ class Admission:
         text = f"the server has {self.num_live_requests} live requests and takes at most {self.max_live_requests}"
         return ApiError(ErrorKind.OVERLOADED, f"{text}; try again later")
 
-    def too_many_tokens(self, num_tokens: int) -> ApiError:
+    def too_many_tokens(self) -> ApiError:
         text = f"{self.num_queued_tokens} prompt tokens wait and at most {self.max_queued_tokens} may"
-        return ApiError(ErrorKind.OVERLOADED, f"{text}, which has no room for {num_tokens} more; try again later")
+        return ApiError(ErrorKind.OVERLOADED, f"{text}; try again later")

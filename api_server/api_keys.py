@@ -121,7 +121,7 @@ def _read(path: str) -> str:
 
 def _digest_of(entry: KeyEntry, what: str) -> bytes:
     if (entry.key is None) == (entry.key_sha256 is None):
-        raise _refusal(f"{what} ({entry.name}) must have either key or key_sha256")
+        raise _refusal(f"{what} ({entry.name}) must have exactly one of key and key_sha256")
     return (
         hashlib.sha256(entry.key.encode()).digest() if entry.key is not None else bytes.fromhex(entry.key_sha256 or "")
     )

@@ -27,7 +27,7 @@ from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog, open_missing_standard_streams
 from octavo.api_server.stop_signals import HelperRunner, SignalInbox, StopRequestedError
 from octavo.api_server.supervisor import Supervisor, process_specs
-from octavo.protocol.config import Dtype, EngineConfig
+from octavo.protocol.config import CacheConfig, Dtype, EngineConfig, PreemptionMode, SchedulerConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 MAX_SERVED_NAMES = 32  # with their longest length a Launch still fits into an empty pipe, so no write waits
@@ -49,6 +49,7 @@ def main() -> None:
         sys.exit(ExitCode.OK)
     if arguments.command is None:
         parser.error("no command given; try: octavo serve smollm2-135m")
+    parser.prog = "octavo serve"  # whose flags the next complaints are about
     check_arguments(parser, arguments)
     sys.exit(serve(arguments))
 
@@ -84,6 +85,22 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
     chunk = sections["scheduler"].max_tokens_per_request
     if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
         parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")
+    problem = why_host_memory_is_idle(sections["cache"], sections["scheduler"])
+    if problem is not None:
+        parser.error(problem)
+
+
+def why_host_memory_is_idle(cache: CacheConfig, scheduler: SchedulerConfig) -> str | None:
+    """Return what asks for host memory that is not there, or for memory that nothing would use."""
+    has_host_blocks = cache.swap_space_bytes + cache.kv_offload_bytes > 0 or bool(cache.num_host_blocks)
+    needed = "needs host memory: add --swap-space-gib, --kv-offload-gib or --num-host-blocks"
+    if scheduler.preemption_mode is PreemptionMode.SWAP and not has_host_blocks:
+        return f"argument --preemption-mode: swap {needed}"
+    if cache.check_swapped_blocks and not has_host_blocks:
+        return f"argument --check-swapped-blocks: {needed}"
+    if cache.kv_offload_bytes and not cache.enable_prefix_caching:
+        return "argument --kv-offload-gib: holds blocks of the prefix cache, which --no-enable-prefix-caching turns off"
+    return None
 
 
 def is_loopback(host: str) -> bool:

@@ -77,17 +77,20 @@ class Situation(NamedTuple):
 
     def num_blocks_ever(self, requests: Sequence[Request]) -> int:
         """Blocks that these running requests may still take."""
-        manager = self.manager
-        return sum(
-            manager.num_blocks_for(request.max_num_kv_tokens) - len(manager.block_tables[request.request_id])
-            for request in requests
-        )
+        tables = self.manager.block_tables
+        return sum(self._num_blocks_in_all(request) - len(tables[request.request_id]) for request in requests)
 
     def num_own_blocks_ever(self) -> int:
         """Free blocks that the request may take in all."""
-        manager, request = self.manager, self.request
-        num_more_blocks = manager.num_blocks_for(request.max_num_kv_tokens) - manager.num_blocks_for(request.num_tokens)
+        num_more_blocks = self._num_blocks_in_all(self.request) - self.manager.num_blocks_for(self.request.num_tokens)
         return self.num_blocks_to_take + max(0, num_more_blocks)
+
+    def _num_blocks_in_all(self, request: Request) -> int:
+        """Blocks of the request at its greatest length, and of the beams that it will still be forked into."""
+        manager, group = self.manager, request.beam_group
+        num_blocks = manager.num_blocks_for(request.max_num_kv_tokens)
+        num_forks = 0 if group is None or group.num_forks else group.params.num_beams - 1
+        return num_blocks + num_forks * (num_blocks - request.num_prompt_tokens // manager.block_size)
 
 
 def needs_reserve_all(situation: Situation) -> int:

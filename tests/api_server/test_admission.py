@@ -40,7 +40,7 @@ async def test_prompts_without_output_are_bounded_by_their_tokens() -> None:
             second.queue([4])
         assert refusal.value.status == 429
         assert refusal.value.headers == {"Retry-After": "1"}
-        assert all(number in refusal.value.message for number in ("7", "10", "4"))
+        assert all(number in refusal.value.message for number in ("7", "10"))
         assert admission.num_queued_tokens == 7
         first.start(0)
         first.start(0)

@@ -240,3 +240,25 @@ def test_a_broken_stderr_is_survived() -> None:
     result = subprocess.run([OCTAVO, "serve", "/nowhere"], stderr=writer, check=False, timeout=60)
     os.close(writer)
     assert result.returncode == ExitCode.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "reason"),
+    [
+        (["--preemption-mode", "swap"], "--preemption-mode", "needs host memory"),
+        (["--check-swapped-blocks"], "--check-swapped-blocks", "needs host memory"),
+        (["--kv-offload-gib", "1", "--no-enable-prefix-caching"], "--kv-offload-gib", "the prefix cache"),
+    ],
+)
+def test_what_asks_for_host_memory_has_some_and_uses_it(
+    flags: list[str], flag: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = build_parser()
+    with pytest.raises(SystemExit) as end:
+        cli.check_arguments(parser, parser.parse_args(["serve", "m", *flags]))
+    assert end.value.code == ExitCode.USAGE
+    line = capsys.readouterr().err
+    assert flag in line
+    assert reason in line
+    with_memory = [*flags[:2], "--num-host-blocks", "9"]
+    cli.check_arguments(parser, parser.parse_args(["serve", "m", *with_memory]))

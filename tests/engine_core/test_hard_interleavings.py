@@ -9,7 +9,7 @@ from octavo.engine_core import kv_cache_manager
 from octavo.engine_core.preemption import PreemptionLog
 from octavo.engine_core.request import Request
 from octavo.engine_core.request_queue import RequestQueue
-from octavo.protocol.config import PreemptionMode, SchedulingPolicy
+from octavo.protocol.config import AdmissionPolicy, PreemptionMode, SchedulingPolicy
 from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, ErrorCode
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import NO_TOKEN, ModelRunnerOutput
@@ -243,3 +243,36 @@ def test_a_request_that_asks_for_candidates_itself_is_refused():
     )
     assert answer is not None
     assert answer.error is ErrorCode.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reserve_all_never_preempts(seed):
+    """Whatever comes together: searches take blocks for the beams that they are not yet forked into, choices share."""
+    numbers = random.Random(seed)
+    config = make_config(
+        block_size=2,
+        num_device_blocks=numbers.choice([24, 30, 36]),
+        max_num_seqs=16,
+        eos_token_ids=(),
+        admission_policy=AdmissionPolicy.RESERVE_ALL,
+        scheduling_policy=numbers.choice([SchedulingPolicy.FCFS, SchedulingPolicy.LONGEST_PREFIX]),
+    )
+    harness = SchedulerHarness(config)
+    begin = [numbers.randrange(100) for _ in range(6)]
+    for index in range(12):
+        prompt = begin[: numbers.choice([0, 4, 6])] + [numbers.randrange(100) for _ in range(numbers.randint(1, 6))]
+        max_tokens = numbers.randint(1, 10)
+        if numbers.random() < 0.4:
+            search = BeamSearchParams(numbers.randint(2, 4), 1)
+            harness.add(command(f"r{index}", prompt, index, max_tokens=max_tokens, beam_search=search))
+        else:
+            fork_of = f"r{index - 1}" if numbers.random() < 0.5 else ""
+            harness.add(command(f"r{index}", prompt, index, max_tokens=max_tokens, fork_of=fork_of))
+        for _ in range(numbers.choice([0, 0, 1, 3])):
+            if harness.can_schedule():
+                harness.schedule()
+            elif harness.results:
+                harness.deliver()
+    harness.run()
+    harness.check_outputs()
+    assert harness.scheduler.counters.num_preemptions == 0

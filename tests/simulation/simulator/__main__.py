@@ -92,6 +92,8 @@ def variants(arguments: Sequence[str], compare: str | None) -> tuple[str, dict[s
     option, _, values = compare.removeprefix("--").partition("=")
     if not option or not values:
         raise ValueError(f"--compare must be OPTION=A,B,…, got {compare!r}")
+    if option.replace("-", "_") not in {*Settings.__struct_fields__, "model_preset"}:
+        raise ValueError(f"--compare knows no option --{option}")
     return option, {value: [*arguments, f"--{option}", value] for value in values.split(",")}
 
 
@@ -112,6 +114,9 @@ def main(arguments: Sequence[str]) -> int:
         runs = {name: settings_of(line) for name, line in lines.items()}
         if plot_path is not None:
             require_matplotlib()
+        for path in (json_path, plot_path):
+            if path is not None:
+                path.open("ab").close()  # better now than after the run
         results = [run(settings) for settings in runs.values()]
     except (ValueError, OSError, MissingMatplotlibError) as problem:
         parser.error(str(problem))

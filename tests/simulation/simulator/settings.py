@@ -14,7 +14,6 @@ from octavo.protocol.config import (
     EngineConfig,
     Fraction,
     ModelConfig,
-    NonNegative,
     Positive,
     PreemptionMode,
     SchedulerConfig,
@@ -26,7 +25,9 @@ from octavo.simulator.devices import DEVICES, MODELS
 from octavo.simulator.prompts import VOCAB_SIZE
 from octavo.simulator.traces import Shape, capped, read_workload, scaled
 
-Scale = Annotated[float, msgspec.Meta(gt=0)]
+Scale = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+NumBlocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # a list has an entry for each
+NumHostBlocks = Annotated[int, msgspec.Meta(ge=0, le=10**8)]
 
 
 class Reservation(StrEnum):
@@ -65,8 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "llama-8b"
     max_model_len: Positive | None = None
     max_tokens: Positive | None = None
-    num_device_blocks: Positive | None = None
-    num_host_blocks: NonNegative = 0
+    num_device_blocks: NumBlocks | None = None
+    num_host_blocks: NumHostBlocks = 0
     block_size: Positive = 16
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive | None = None

@@ -40,6 +40,8 @@ def read_workload(name: str, limit: int | None = None) -> list[Shape]:
     fixed = re.fullmatch(r"fixed:([1-9]\d*)x([1-9]\d*)", name)
     if fixed is not None:
         return [Shape(int(fixed[1]), int(fixed[2]))] * (limit or DEFAULT_NUM_FIXED)
+    if name.startswith("fixed:"):
+        raise ValueError(f"{name}: a fixed workload is fixed:PROMPTxOUTPUT, both at least 1")
     return read_trace(Path(name), limit)
 
 
