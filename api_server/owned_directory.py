@@ -59,12 +59,24 @@ def remove_stale(parent: Path, prefix: str) -> None:
         paths = [Path(entry.path) for entry in entries if entry.name.startswith(prefix) and _is_our_directory(entry)]
     for path in paths:
         with contextlib.suppress(OSError):  # it is in use, or another start removes it at this moment
-            lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                _remove_remains(path)
+                continue
             try:
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock_fd)
+
+
+def _remove_remains(path: Path) -> None:
+    """Remove what is left when somebody was killed while removing it: sockets, no lock. With other files it stays."""
+    for entry in path.iterdir():
+        if entry.is_socket():
+            entry.unlink()
+    path.rmdir()
 
 
 def _is_our_directory(entry: os.DirEntry[str]) -> bool:

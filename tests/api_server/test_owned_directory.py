@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 from octavo.api_server.owned_directory import LOCK_FILE, OwnedDirectory
 
@@ -44,8 +47,19 @@ def test_a_living_owner_keeps_it_and_a_dead_one_does_not(tmp_path: Path) -> None
     assert not names(tmp_path)
 
 
+def test_what_is_left_of_a_removal_that_was_cut_short_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remains = tmp_path / f"{PREFIX}remains"
+    remains.mkdir()
+    monkeypatch.chdir(remains)  # a socket's name must be short
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind("engine")
+        OwnedDirectory.create(tmp_path, PREFIX).remove()
+    assert not names(tmp_path)
+
+
 def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}without-a-lock").mkdir()
+    (tmp_path / f"{PREFIX}without-a-lock" / "file").touch()
     (tmp_path / f"{PREFIX}file").touch()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -208,6 +208,8 @@ def test_the_next_start_removes_what_a_killed_group_left(started: list[FakeInsta
     started.append(first := FakeInstance())
     first.wait_ready()
     for process in first.living():
+        process.suspend()  # so that nobody sees the others end, and cleans up
+    for process in first.living():
         process.kill()
     wait_until(lambda: not first.living(), "the end")
     (left,) = first.runtime_directory.iterdir()
