@@ -161,7 +161,7 @@ def test_any_option_can_be_compared():
         ("--length-scale 1e300", "length_scale"),
         ("--num-device-blocks 99999999999", "num_device_blocks"),
         ("--json /nowhere/report.json", "/nowhere/report.json"),
-        ("--plot /tmp", "/tmp"),
+        ("--plot /", "directory"),
         ("--trace fixed:0x5", "fixed:PROMPTxOUTPUT"),
         ("--model-preset llama-70b", "--num-devices"),
         ("--max-model-len 1", "max_model_len"),
