@@ -359,6 +359,7 @@ class Scheduler:
         del self.beam_groups[group.request_id]
         for beam in group.running:
             self.finish(beam)
+        group.running.clear()  # a reference cycle less for the collector
 
     # What others may know
 

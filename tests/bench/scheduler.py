@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from octavo.engine_core.scheduler import Scheduler
+from octavo.engine_core.server import calm_collector
 from octavo.protocol.codec import encode
 from octavo.protocol.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
 from octavo.protocol.engine_messages import AddRequest, EngineOutput
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--against", type=Path, help="figures to compare with")
     options = parser.parse_args()
+    calm_collector()  # as the engine core's process does at its start
     others = json.loads(options.against.read_text())["rows"] if options.against else []
     print("requests  schedule  update  total ms  µs/request  µs/add_request  ms to encode step + outputs")
     rows = []

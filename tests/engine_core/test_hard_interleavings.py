@@ -1,6 +1,8 @@
 """Interleavings of searches, tenants, failures and spoilt blocks that need rules of their own."""
 
+import gc
 import random
+import weakref
 
 import pytest
 from scheduler_harness import SchedulerHarness, expected, make_config, make_scheduler
@@ -276,3 +278,22 @@ def test_reserve_all_never_preempts(seed):
     harness.run()
     harness.check_outputs()
     assert harness.scheduler.counters.num_preemptions == 0
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_search_that_ended_leaves_no_reference_cycle(is_aborted):
+    harness = SchedulerHarness(make_config(eos_token_ids=()))
+    harness.add(command("s", [1, 2, 3], beam_search=BeamSearchParams(3, 2)))
+    harness.schedule()
+    group = weakref.ref(harness.scheduler.beam_groups["s"])
+    gc.collect()
+    gc.disable()
+    try:
+        if is_aborted:
+            harness.abort(["s"])
+        harness.run()
+        harness.new("next", [9, 9], max_tokens=3)  # steps in flight and plans forget who was in them
+        harness.run()
+        assert group() is None
+    finally:
+        gc.enable()
