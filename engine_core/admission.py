@@ -9,8 +9,6 @@ does not fit (it could starve).
 
 from __future__ import annotations
 
-from bisect import insort
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from octavo.engine_core.admission_policy import Situation, has_room
@@ -66,12 +64,10 @@ class Admission:
         first = self.scheduler.waiting.peek()
         if first is None or first.was_admitted:
             return first
-        candidates = self.scheduler.waiting.peek_few(NUM_COMPARED_PREFIXES)
-        if not candidates:
-            return None
-        first, (passed_over, num_times) = candidates[0], self._first_passed_over
+        passed_over, num_times = self._first_passed_over
         if first.request_id == passed_over and num_times >= MAX_TIMES_PASSED_OVER:
             return first
+        candidates = self.scheduler.waiting.peek_few(NUM_COMPARED_PREFIXES)
         return max(candidates, key=self._num_prefix_tokens)  # of equals the first
 
     def _num_prefix_tokens(self, request: Request) -> int:
@@ -79,9 +75,9 @@ class Admission:
 
     def _count_passed_over(self, request: Request) -> None:
         """Note whether the first was passed over by `request`, which is admitted."""
-        first = self.scheduler.waiting.peek_few(1)[0]
+        first = self.scheduler.waiting.peek()
         name, num_times = self._first_passed_over
-        if first is not request:
+        if first is not None and first is not request:
             self._first_passed_over = (first.request_id, num_times + 1 if name == first.request_id else 1)
 
     # What is being computed for somebody else
@@ -153,8 +149,7 @@ class Admission:
         request.num_computed_tokens = prefix.num_tokens
         self._count(request, prefix)
         scheduler.waiting.remove(request, is_admitted=True)
-        request.move_to(RequestStatus.RUNNING)
-        insort(scheduler.running, request, key=attrgetter("order"))
+        scheduler.join_running(request)
         if request.num_preemptions >= scheduler.config.max_preemptions_per_request:
             scheduler.pinned[request.request_id] = request
         plan.add_row(request, block_ids or [])

@@ -9,8 +9,6 @@ that is preempted takes its report back. A new beam for which there is no row or
 
 from __future__ import annotations
 
-from bisect import insort
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from octavo.engine_core.beam_search import BeamGroup, Continuation
@@ -66,9 +64,7 @@ class BeamForks:
 
     def _end(self, beam: Request) -> None:
         """Give up a beam's blocks, but keep its request: another one may take it over."""
-        self.scheduler.leave_running(beam)
-        self.scheduler.register_blocks(beam)
-        self.scheduler.kv_cache_manager.free(beam.request_id)
+        self.scheduler.release(beam)
         beam.move_to(RequestStatus.WAITING)
 
     def _fork(self, group: BeamGroup, parent: Request, continuation: Continuation, beam: Request | None) -> Request:
@@ -93,8 +89,7 @@ class BeamForks:
         if scheduler.kv_cache_manager.add_table(beam, prefix, num_tokens) is None:
             return False
         beam.num_computed_tokens = num_tokens
-        beam.move_to(RequestStatus.RUNNING)
-        insort(scheduler.running, beam, key=attrgetter("order"))
+        scheduler.join_running(beam)
         scheduler.catching_up[beam.request_id] = beam
         return True
 

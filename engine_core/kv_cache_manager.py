@@ -219,15 +219,6 @@ class KVCacheManager:
                 if block_id is not None:
                     pool.forget(block_id)
 
-    def forget_blocks(self, block_ids: Iterable[int]) -> None:
-        """The content of these device blocks is wrong: nobody may find it, nor what it may have been copied from."""
-        for block_id in block_ids:
-            block_hash = self.device_pool.block_hashes[block_id]
-            host_block_id = None if block_hash is None else self.host_pool.find(block_hash)
-            if host_block_id is not None:
-                self.host_pool.forget(host_block_id)
-            self.device_pool.forget(block_id)
-
     # The host tier
 
     def swap_out(self, request: Request) -> bool:

@@ -124,20 +124,14 @@ class Preemption:
             if corrupt.intersection(tables[request.request_id]) or request.fork_of in given:
                 affected[request] = None
         for request in affected:
-            scheduler.kv_cache_manager.forget_blocks(tables.get(request.request_id, ()))
             scheduler.kv_cache_manager.forget(request.block_hashes)
             if request.status is not RequestStatus.FINISHED:
                 self._start_over(request)
 
     def _start_over(self, request: Request) -> None:
         scheduler = self.scheduler
-        if request.status is RequestStatus.RUNNING:
-            scheduler.leave_running(request)
-            scheduler.kv_cache_manager.free(request.request_id)
-        else:
-            scheduler.waiting.remove(request)
-            if request.status is RequestStatus.SWAPPED:
-                scheduler.kv_cache_manager.free_host(request.request_id)
+        request.has_failed = True  # what it computed is not to be named again
+        scheduler.release(request)
         fresh = request.start_over()
         if fresh.beam_group is not None:
             fresh.beam_group.replace(request, fresh)

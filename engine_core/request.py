@@ -224,7 +224,7 @@ class Request:
         fresh.num_tokens = self.num_prompt_tokens + self.num_output_tokens
         fresh.num_computed_tokens = 0
         fresh.num_registered_blocks = 0
-        fresh.has_row = False
+        fresh.has_row = fresh.has_failed = False
         fresh.unsent_token_ids = []
         self.status = RequestStatus.FINISHED
         return fresh

@@ -18,7 +18,7 @@ Rejected: separate prefill and decode steps, and skipping a waiting request that
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
@@ -255,6 +255,11 @@ class Scheduler:
                 self.preemption.preempt(self.running[-1])
             self.admission.admit(plan)
 
+    def join_running(self, request: Request) -> None:
+        """A request that has got its blocks runs from now on."""
+        request.move_to(RequestStatus.RUNNING)
+        insort(self.running, request, key=by_order)
+
     def leave_running(self, request: Request) -> None:
         """Take the request out of all that concerns running ones, but for its blocks."""
         del self.running[bisect_left(self.running, request.order, key=by_order)]
@@ -289,7 +294,7 @@ class Scheduler:
             if token_id < 0:
                 outputs += self._apply_without_token(request, result)
                 continue
-            output_token_ids = request.output_token_ids
+            output_token_ids = request.output_token_ids  # written out for most tokens: calls would double the cost
             first_index = len(output_token_ids)
             output_token_ids.append(token_id)
             if token_id in request.stop_token_ids or first_index + 1 >= request.max_num_output_tokens:
@@ -320,9 +325,9 @@ class Scheduler:
         outputs = []
         for request in dict.fromkeys((*plan.scheduled, *plan.sampling)):
             error = result.errors.get(request.request_id)
-            if error is not None:
+            if error is not None and request.status is RequestStatus.FINISHED:
                 self.kv_cache_manager.forget(request.block_hashes)
-            if error is not None and request.status is not RequestStatus.FINISHED:
+            elif error is not None:
                 self._fail(request)
                 outputs.append(error_output(request, error, "the worker failed on it"))
         return outputs
@@ -342,6 +347,13 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """The only way out: blocks, row and place in the queue are given up together."""
+        self.release(request)
+        self.waiting.charge(request)
+        request.move_to(RequestStatus.FINISHED)
+        del self.requests[request.request_id]
+
+    def release(self, request: Request) -> None:
+        """Take back all that a live request has: blocks of either tier and row, or its place in the queue."""
         if request.status is RequestStatus.RUNNING:
             self.leave_running(request)
             self.register_blocks(request)
@@ -350,9 +362,6 @@ class Scheduler:
             self.waiting.remove(request)
             if request.status is RequestStatus.SWAPPED:
                 self.kv_cache_manager.free_host(request.request_id)
-        self.waiting.charge(request)
-        request.move_to(RequestStatus.FINISHED)
-        del self.requests[request.request_id]
 
     def finish_group(self, group: BeamGroup) -> None:
         """End a beam search and all its beams."""

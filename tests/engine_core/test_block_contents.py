@@ -170,7 +170,7 @@ class ContentMachine(RuleBasedStateMachine):
         """What is forgotten may hold anything from now on, once nobody uses it; so its owner goes, too."""
         request = self.pick(data, self.running)
         table = list(self.manager.block_tables[request.request_id])
-        self.manager.forget_blocks(table)
+        self.manager.forget(filter(None, map(self.manager.device_pool.block_hashes.__getitem__, table)))
         self.free_now(request)
         for block_id in table:
             if not self.manager.device_pool.num_references[block_id]:

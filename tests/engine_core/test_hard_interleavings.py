@@ -70,7 +70,7 @@ def test_beams_that_lost_their_common_beginning_find_together_again(seed):
         harness.schedule()
         harness.deliver()
     scheduler = harness.scheduler
-    scheduler.kv_cache_manager.forget_blocks(range(8))
+    scheduler.kv_cache_manager.forget(list(scheduler.kv_cache_manager.device_pool.hash_to_block_id))
     scheduler.preemption.preempt(scheduler.running[-1])
     for _ in range(300):
         while harness.can_schedule() and harness.schedule() is not None:

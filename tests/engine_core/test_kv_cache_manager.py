@@ -271,7 +271,7 @@ def test_forgotten_blocks_are_found_in_no_tier():
     swapped, _ = start(manager, "a", range(5))
     assert manager.swap_out(swapped)
     start(manager, "b", range(5))
-    manager.forget_blocks(manager.block_tables["b"])
+    manager.forget([manager.device_pool.block_hashes[block_id] for block_id in manager.block_tables["b"]])
     assert found(manager, range(9)) == NO_PREFIX
     manager.check()
     manager.free("b")
