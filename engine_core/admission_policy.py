@@ -140,10 +140,9 @@ def has_room(situation: Situation, policy: AdmissionPolicy, max_preemptions: int
     return num_needed_blocks <= situation.manager.num_free_blocks
 
 
-def why_never(
-    request: Request, num_beams: int, max_num_seqs: int, max_model_len: int, manager: KVCacheManager
-) -> str | None:
+def why_never(request: Request, max_num_seqs: int, max_model_len: int, manager: KVCacheManager) -> str | None:
     """Why the request could not run even alone, with the numbers; None when it could."""
+    num_beams = 1 if request.beam_group is None else request.beam_group.params.num_beams
     if request.num_prompt_tokens >= max_model_len:
         return (
             f"the prompt has {request.num_prompt_tokens} tokens; the context of {max_model_len} tokens "

@@ -109,9 +109,7 @@ class Scheduler:
         problem = why_malformed(command, self.model.vocab_size)
         if problem is not None:
             return error_output(request, ErrorCode.INTERNAL_ERROR, problem)
-        num_beams = 1 if command.beam_search is None else command.beam_search.num_beams
-        manager, max_model_len = self.kv_cache_manager, self.model.max_model_len
-        problem = why_never(request, num_beams, self.config.max_num_seqs, max_model_len, manager)
+        problem = why_never(request, self.config.max_num_seqs, self.model.max_model_len, self.kv_cache_manager)
         if problem is not None:
             return error_output(request, ErrorCode.NEVER_FITS, problem)
         if request.finish_reason() is not None:
@@ -287,9 +285,8 @@ class Scheduler:
         if len(token_ids) != len(sampling):
             token_ids = [NO_TOKEN] * len(sampling)
         outputs = self._fail_requests(plan, result) if result.errors else []
-        finished = RequestStatus.FINISHED
         for request, token_id in zip(sampling, token_ids, strict=True):
-            if request.status is finished:
+            if request.status is RequestStatus.FINISHED:
                 continue
             if token_id < 0:
                 outputs += self._apply_without_token(request, result)
@@ -300,9 +297,8 @@ class Scheduler:
             if token_id in request.stop_token_ids or first_index + 1 >= request.max_num_output_tokens:
                 outputs.append(self._apply_last_token(request, token_id))
             else:
-                num_cached_tokens = request.num_cached_tokens
                 outputs.append(
-                    RequestOutput(request.request_id, first_index, [token_id], None, None, num_cached_tokens)
+                    RequestOutput(request.request_id, first_index, [token_id], None, None, request.num_cached_tokens)
                 )
         return outputs
 
