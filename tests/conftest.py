@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from embedded_model import locate_embedded_model
 
-from octavo.api_server.cli import default_cache_directory
-from octavo.api_server.model_source import Location, ModelSource
-from octavo.api_server.startup_log import StartupLog
-from octavo.api_server.stop_signals import HelperRunner, SignalInbox
+from octavo.api_server.model_source import Location
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Location:
     """The default model: its GGUF file, and the directory into which its metadata was imported."""
-    with SignalInbox() as signals:
-        return ModelSource(default_cache_directory(), HelperRunner(signals), StartupLog()).locate("smollm2-135m")
+    return locate_embedded_model()
 
 
 @pytest.fixture(scope="session")

@@ -12,21 +12,12 @@ from __future__ import annotations
 import argparse
 import time
 
+from embedded_model import embedded_model_config, locate_embedded_model
 from inline_engine import InlineEngine
 from sharing import prompts
 
-from octavo.api_server.cli import default_cache_directory
-from octavo.api_server.model_source import Location, ModelSource
-from octavo.api_server.startup_log import StartupLog
-from octavo.api_server.stop_signals import HelperRunner, SignalInbox
-from octavo.protocol.config import (
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    PreemptionMode,
-    SchedulerConfig,
-    WeightsFormat,
-)
+from octavo.api_server.model_source import Location
+from octavo.protocol.config import CacheConfig, PreemptionMode, SchedulerConfig
 from octavo.protocol.engine_messages import AddRequest, EngineStats
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -37,19 +28,9 @@ def run(
     model: Location, commands: list[AddRequest], num_blocks: int, num_host_blocks: int, mode: PreemptionMode
 ) -> tuple[float, EngineStats, list[list[int]], int]:
     """Return seconds, what the engine core counted, the outputs, and the most preemptions of one request."""
-    config = EngineConfig(
-        model=ModelConfig(
-            path=str(model.path),
-            weights_path=str(model.weights_path),
-            weights_format=WeightsFormat.GGUF,
-            served_model_names=("smollm2-135m",),
-            max_model_len=512,
-            vocab_size=49152,
-        ),
-        ipc_directory="/unused",
-        cache=CacheConfig(block_size=BLOCK_SIZE, num_device_blocks=num_blocks, num_host_blocks=num_host_blocks),
-        scheduler=SchedulerConfig(max_num_seqs=len(commands), preemption_mode=mode),
-    )
+    cache = CacheConfig(block_size=BLOCK_SIZE, num_device_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    scheduler = SchedulerConfig(max_num_seqs=len(commands), preemption_mode=mode)
+    config = embedded_model_config(model.path, model.weights_path, cache, scheduler, max_model_len=512)
     engine = InlineEngine(config)
     most = 0
 
@@ -69,8 +50,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64, help="tokens of each output")
     parser.add_argument("--share", type=float, default=0.6, help="pool ÷ demand")
     options = parser.parse_args()
-    with SignalInbox() as signals:
-        model = ModelSource(default_cache_directory(), HelperRunner(signals), StartupLog()).locate("smollm2-135m")
+    model = locate_embedded_model()
     params = SamplingParams(max_tokens=options.output, temperature=0.0, ignore_eos=True)
     commands = [
         AddRequest(f"r{index}", prompt, params, float(index))

@@ -14,14 +14,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from embedded_model import embedded_model_config, locate_embedded_model
 from inline_engine import InlineEngine
 
-from octavo.api_server.cli import default_cache_directory
-from octavo.api_server.model_source import Location, ModelSource
-from octavo.api_server.startup_log import StartupLog
-from octavo.api_server.stop_signals import HelperRunner, SignalInbox
+from octavo.api_server.model_source import Location
 from octavo.api_server.tokenizer import Tokenizer
-from octavo.protocol.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
+from octavo.protocol.config import CacheConfig, SchedulerConfig
 from octavo.protocol.engine_messages import AddRequest, BeamSearchParams
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -29,19 +27,9 @@ TEXT = Path(__file__).parent / "english.txt"
 
 
 def make_engine(model: Location, block_size: int) -> InlineEngine:
-    config = EngineConfig(
-        model=ModelConfig(
-            path=str(model.path),
-            weights_path=str(model.weights_path),
-            weights_format=WeightsFormat.GGUF,
-            served_model_names=("smollm2-135m",),
-            max_model_len=2048,
-            vocab_size=49152,
-        ),
-        ipc_directory="/unused",
-        cache=CacheConfig(block_size=block_size, num_device_blocks=16_384 // block_size),
-        scheduler=SchedulerConfig(max_num_seqs=16),
-    )
+    cache = CacheConfig(block_size=block_size, num_device_blocks=16_384 // block_size)
+    scheduler = SchedulerConfig(max_num_seqs=16)
+    config = embedded_model_config(model.path, model.weights_path, cache, scheduler, max_model_len=2048)
     return InlineEngine(config)
 
 
@@ -93,8 +81,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--block-size", type=int, default=16)
     options = parser.parse_args()
-    with SignalInbox() as signals:
-        model = ModelSource(default_cache_directory(), HelperRunner(signals), StartupLog()).locate("smollm2-135m")
+    model = locate_embedded_model()
     engine = make_engine(model, options.block_size)
     print(
         f"{options.prompt} + {options.output} tokens, blocks of {options.block_size}: distinct ÷ logical blocks, saved"

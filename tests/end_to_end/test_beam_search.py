@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from embedded_model import embedded_model_config
 from inline_engine import InlineEngine
 from transformers import AutoModelForCausalLM
 
 from octavo.api_server.tokenizer import Tokenizer
-from octavo.protocol.config import CacheConfig, Dtype, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
+from octavo.protocol.config import CacheConfig, Dtype, SchedulerConfig
 from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, EarlyStopping
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -83,19 +84,13 @@ def test_beams_are_those_of_transformers(
     num_device_blocks: int,
 ) -> None:
     prompts, ends = token_ids
-    config = EngineConfig(
-        model=ModelConfig(
-            path=str(smollm2_directory),
-            weights_path=str(smollm2_gguf),
-            weights_format=WeightsFormat.GGUF,
-            served_model_names=("smollm2-135m",),
-            max_model_len=128,
-            vocab_size=49152,
-            dtype=Dtype.FLOAT32,
-        ),
-        ipc_directory="/unused",
+    config = embedded_model_config(
+        smollm2_directory,
+        smollm2_gguf,
         cache=CacheConfig(block_size=4, num_device_blocks=num_device_blocks, num_host_blocks=16),
         scheduler=SchedulerConfig(max_num_seqs=16),
+        max_model_len=128,
+        dtype=Dtype.FLOAT32,
     )
     commands = [
         AddRequest(

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from embedded_model import embedded_model_config
 from inline_engine import InlineEngine
 
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import (
     CacheConfig,
     Dtype,
-    EngineConfig,
-    ModelConfig,
     PreemptionMode,
     SchedulerConfig,
-    WeightsFormat,
 )
 from octavo.protocol.engine_messages import AddRequest
 from octavo.protocol.sampling_params import SamplingParams
@@ -59,18 +57,9 @@ def run(
     smollm2_directory: Path, smollm2_gguf: Path, commands: list[AddRequest], name: str
 ) -> tuple[list[list[int]], InlineEngine]:
     chunk, enable_prefix_caching, block_size, num_tokens, num_host_tokens, preemption_mode, max_steps = CONFIGS[name]
-    model = ModelConfig(
-        path=str(smollm2_directory),
-        weights_path=str(smollm2_gguf),
-        weights_format=WeightsFormat.GGUF,
-        served_model_names=("smollm2-135m",),
-        max_model_len=64,
-        vocab_size=49152,
-        dtype=Dtype.FLOAT32,
-    )
-    config = EngineConfig(
-        model=model,
-        ipc_directory="/unused",
+    config = embedded_model_config(
+        smollm2_directory,
+        smollm2_gguf,
         cache=CacheConfig(
             block_size=block_size,
             num_device_blocks=num_tokens // block_size,
@@ -84,6 +73,8 @@ def run(
             max_steps_in_flight=max_steps,
             preemption_mode=preemption_mode,
         ),
+        max_model_len=64,
+        dtype=Dtype.FLOAT32,
     )
     engine = InlineEngine(config)
     return [end.token_ids for end in engine.run(commands)], engine

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from embedded_model import embedded_model_config
 from inline_engine import InlineEngine
 from transformers import AutoModelForCausalLM
 
 from octavo.api_server.tokenizer import Tokenizer
-from octavo.protocol.config import CacheConfig, Dtype, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
+from octavo.protocol.config import CacheConfig, Dtype, SchedulerConfig
 from octavo.protocol.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.model
@@ -85,20 +86,13 @@ def test_tokens_are_those_of_transformers(
     block_size: int,
     max_tokens_per_request: int | None,
 ) -> None:
-    model = ModelConfig(
-        path=str(smollm2_directory),
-        weights_path=str(smollm2_gguf),
-        weights_format=WeightsFormat.GGUF,
-        served_model_names=("smollm2-135m",),
-        max_model_len=512,
-        vocab_size=49152,
-        dtype=Dtype.FLOAT32,
-    )
-    config = EngineConfig(
-        model=model,
-        ipc_directory="/unused",
+    config = embedded_model_config(
+        smollm2_directory,
+        smollm2_gguf,
         cache=CacheConfig(block_size=block_size, num_device_blocks=NUM_SLOTS // block_size),
         scheduler=SchedulerConfig(max_num_seqs=NUM_AT_ONCE, max_tokens_per_request=max_tokens_per_request),
+        max_model_len=512,
+        dtype=Dtype.FLOAT32,
     )
     engine = InlineEngine(config)
     at_once = engine.generate(prompts, [greedy(NUM_OUTPUT_TOKENS)] * len(prompts))
