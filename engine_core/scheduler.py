@@ -285,8 +285,9 @@ class Scheduler:
         if len(token_ids) != len(sampling):
             token_ids = [NO_TOKEN] * len(sampling)
         outputs = self._fail_requests(plan, result) if result.errors else []
+        finished = RequestStatus.FINISHED  # looked up once, not for each token
         for request, token_id in zip(sampling, token_ids, strict=True):
-            if request.status is RequestStatus.FINISHED:
+            if request.status is finished:
                 continue
             if token_id < 0:
                 outputs += self._apply_without_token(request, result)
