@@ -33,8 +33,9 @@ class WeightsFormat(StrEnum):
 
 
 class DeviceKind(StrEnum):
+    AUTO = "auto"  # a GPU where the worker finds one
     CPU = "cpu"
-    CUDA = "cuda"
+    CUDA = "cuda"  # AMD's GPUs as well: torch gives them this name
 
 
 class SchedulingPolicy(StrEnum):
@@ -94,7 +95,8 @@ class CacheConfig(Config, frozen=True):
 
     Attributes:
         block_size: token slots in a block.
-        memory_utilization: share of the device's free memory, after weights and the largest step, for KV blocks.
+        memory_utilization: on a CPU, the share of what is free after weights and the largest step for KV blocks.
+        gpu_memory_utilization: on a GPU, the share of its whole memory that weights, steps and KV blocks may take.
         kv_cache_bytes: exact size of the KV tensor instead of a share of what is free.
         num_device_blocks: exact number of blocks instead of a measured one (tests and experiments).
         enable_prefix_caching: requests share the blocks of equal beginnings.
@@ -106,6 +108,7 @@ class CacheConfig(Config, frozen=True):
 
     block_size: Positive = 16
     memory_utilization: Fraction = 0.5
+    gpu_memory_utilization: Fraction = 0.9
     kv_cache_bytes: Positive | None = None
     num_device_blocks: Positive | None = None
     enable_prefix_caching: bool = True
@@ -155,13 +158,41 @@ class ParallelConfig(Config, frozen=True):
 
     Attributes:
         device: kind of device each worker owns.
-        tensor_parallel_size: workers that share one model.
+        tensor_parallel_size: workers that share one model, over all nodes.
         num_threads: CPU threads of one worker's kernels; `None` takes its share of the cores this process may use.
+        enforce_eager: a GPU runs every step operation by operation, never as a captured graph; the oracle of graphs.
+        deterministic: on a GPU, a request's tokens do not depend on who shares its steps; slower. CPUs always do so.
+        num_nodes: machines over which the workers are spread evenly.
+        node_rank: which of them this is; node 0 has the API server and the engine core.
+        master_address: host name or address of node 0, for the others.
+        master_port: TCP port of node 0 for steps and results; the next one is for the workers' rendezvous.
+        cluster_key_file: file with the secret that all nodes share.
     """
 
-    device: DeviceKind = DeviceKind.CPU
+    device: DeviceKind = DeviceKind.AUTO
     tensor_parallel_size: Positive = 1
     num_threads: Positive | None = None
+    enforce_eager: bool = False
+    deterministic: bool = False
+    num_nodes: Positive = 1
+    node_rank: NonNegative = 0
+    master_address: str | None = None
+    master_port: Annotated[int, msgspec.Meta(ge=1, le=65534)] = 29500
+    cluster_key_file: str | None = None
+
+    @property
+    def num_local_workers(self) -> int:
+        """Workers on each node."""
+        return self.tensor_parallel_size // self.num_nodes
+
+    def __post_init__(self) -> None:
+        """Raise ValueError whose text starts with the name of the field that does not fit the others."""
+        if self.tensor_parallel_size % self.num_nodes:
+            raise ValueError(
+                f"tensor_parallel_size ({self.tensor_parallel_size}) must be a multiple of num_nodes ({self.num_nodes})"
+            )
+        if self.node_rank >= self.num_nodes:
+            raise ValueError(f"node_rank ({self.node_rank}) must be below num_nodes ({self.num_nodes})")
 
 
 class ApiConfig(Config, frozen=True):

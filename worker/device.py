@@ -32,7 +32,7 @@ TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dt
 
 def select_device(parallel: ParallelConfig) -> torch.device:
     """Return the device of this worker; raises StartupError(USAGE) for what this build cannot run on."""
-    if parallel.device is not DeviceKind.CPU:
+    if parallel.device is DeviceKind.CUDA:
         raise StartupError(ExitCode.USAGE, f"device {parallel.device} is not supported yet, only cpu")
     if parallel.tensor_parallel_size > 1:
         raise StartupError(

@@ -9,12 +9,12 @@ as it is, and the host tier always is such a size.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from octavo.protocol.config import CacheConfig
 from octavo.worker.device import MIB, check_fits, explain_out_of_memory, out_of_memory
-from octavo.worker.models.config import LlamaConfig
 
 KV_CACHE = "the KV cache"
 HOST_TIER = "the host tier of the KV cache"
@@ -24,9 +24,17 @@ LOWER_STEP_SIZE = "lower --max-model-len, --max-num-batched-tokens or --max-num-
 LOWER_MODEL_LEN = "lower --max-model-len or raise --memory-utilization"
 
 
-def block_num_bytes(config: LlamaConfig, block_size: int, dtype: torch.dtype) -> int:
+class KvShape(NamedTuple):
+    """What a token's keys and values are on this rank: of each layer, `num_kv_heads` vectors of `head_dim` each."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def block_num_bytes(shape: KvShape, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block over all layers, keys and values together."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return 2 * math.prod(shape) * block_size * dtype.itemsize
 
 
 def plan_num_blocks(cache: CacheConfig, block_bytes: int, max_model_len: int, free_bytes: int, step_bytes: int) -> int:
@@ -74,26 +82,26 @@ def plan_num_host_blocks(cache: CacheConfig, block_bytes: int, free_bytes: int, 
 
 
 def _allocate(
-    config: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, is_pinned: bool
+    shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, is_pinned: bool
 ) -> torch.Tensor:
-    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    return torch.empty(shape, dtype=dtype, device=device, pin_memory=is_pinned)
+    sizes = (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+    return torch.empty(sizes, dtype=dtype, device=device, pin_memory=is_pinned)
 
 
 def allocate_kv_cache(
-    config: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], uninitialised.
 
     Raises StartupError(OUT_OF_MEMORY) when it is larger than what is free.
     """
-    num_bytes = num_blocks * block_num_bytes(config, block_size, dtype)
+    num_bytes = num_blocks * block_num_bytes(shape, block_size, dtype)
     check_fits(KV_CACHE, num_bytes, LOWER_KV_SIZE)
     with explain_out_of_memory(KV_CACHE, num_bytes, LOWER_KV_SIZE):
-        return _allocate(config, num_blocks, block_size, dtype, device, is_pinned=False)
+        return _allocate(shape, num_blocks, block_size, dtype, device, is_pinned=False)
 
 
-def allocate_host_cache(config: LlamaConfig, num_blocks: int, kv_cache: torch.Tensor) -> torch.Tensor:
+def allocate_host_cache(shape: KvShape, num_blocks: int, kv_cache: torch.Tensor) -> torch.Tensor:
     """Return a tensor like `kv_cache` with `num_blocks`, 0 or more, in host memory; pinned when that one is on a GPU.
 
     Raises StartupError(OUT_OF_MEMORY) when it does not fit; beside `kv_cache` when the host's memory is the device's,
@@ -101,16 +109,14 @@ def allocate_host_cache(config: LlamaConfig, num_blocks: int, kv_cache: torch.Te
     """
     is_gpu = kv_cache.device.type == "cuda"
     block_size, dtype = kv_cache.shape[3], kv_cache.dtype
-    num_bytes = num_blocks * block_num_bytes(config, block_size, dtype)
+    num_bytes = num_blocks * block_num_bytes(shape, block_size, dtype)
     purpose, needed_bytes = HOST_TIER, num_bytes
     if not is_gpu:
         purpose, needed_bytes = f"{KV_CACHE} and its host tier", num_bytes + kv_cache.nbytes
     advice = f"{LOWER_HOST_SIZE}, or {LOWER_KV_SIZE}"
     check_fits(purpose, needed_bytes, advice)
     with explain_out_of_memory(purpose, needed_bytes, advice):
-        return _allocate(
-            config, num_blocks, block_size, dtype, torch.device("cpu"), is_pinned=is_gpu and num_blocks > 0
-        )
+        return _allocate(shape, num_blocks, block_size, dtype, torch.device("cpu"), is_pinned=is_gpu and num_blocks > 0)
 
 
 def describe_kv_cache(kv_cache: torch.Tensor, host_cache: torch.Tensor) -> str:

@@ -72,7 +72,7 @@ def measure_largest_step(
     """Run the largest step and return what it costs; raises StartupError(OUT_OF_MEMORY)."""
     positions, metadata = largest_inputs(config)
     positions, metadata = positions.to(device), AttentionMetadata(*(tensor.to(device) for tensor in metadata))
-    block_size, sizes = config.cache.block_size, model.config
+    block_size, sizes = config.cache.block_size, model.kv_shape
     num_blocks = math.ceil(len(positions) / block_size)
     shape = (1, 2, num_blocks, block_size, sizes.num_kv_heads, sizes.head_dim)
     sampled = _rows_with_all_options(config.scheduler.max_num_seqs)

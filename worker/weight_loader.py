@@ -15,6 +15,7 @@ import torch
 
 from octavo.protocol.config import ModelConfig, WeightsFormat
 from octavo.worker.device import check_fits, explain_out_of_memory
+from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.gguf_file import open_gguf
 from octavo.worker.layers.weight_slot import WeightSlot
 from octavo.worker.models.config import LlamaConfig
@@ -67,19 +68,23 @@ def weights_num_bytes(model: LlamaForCausalLM) -> int:
 
 @torch.inference_mode()
 def load_model(
-    model_config: ModelConfig, config: LlamaConfig, dtype: torch.dtype, device: torch.device
+    model_config: ModelConfig,
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorParallelGroup = SINGLE_RANK,
 ) -> LlamaForCausalLM:
-    """Return the model with its weights.
+    """Return this rank's share of the model with its weights.
 
     Raises StartupError: BAD_WEIGHTS naming file and tensor, OUT_OF_MEMORY when the weights do not fit.
     """
     tensors = open_checkpoint(model_config, config)
-    blueprint = build_model(config, model_config.max_model_len, dtype, torch.device("meta"))
+    blueprint = build_model(config, model_config.max_model_len, dtype, torch.device("meta"), group)
     check_checkpoint(blueprint.weight_slots(), tensors, config, model_config.weights_path)
     needed_bytes = weights_num_bytes(blueprint)
     check_fits("the weights", needed_bytes, LOWER_WEIGHTS)
     with explain_out_of_memory("the weights", needed_bytes, LOWER_WEIGHTS):
-        model = build_model(config, model_config.max_model_len, dtype, device)
+        model = build_model(config, model_config.max_model_len, dtype, device, group)
         for slot in model.weight_slots():
             slot.load(tensors.pop(slot.name).read())
     return model

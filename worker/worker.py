@@ -70,12 +70,12 @@ def _prepare_memory(
     """Measure, then allocate both tiers of the KV cache; return them and the tokens of a large step per second."""
     cache, free_bytes = config.cache, free_memory_bytes()
     step = measure_largest_step(model, sampler, config, dtype, device)
-    block_bytes = block_num_bytes(model.config, cache.block_size, dtype)
+    block_bytes = block_num_bytes(model.kv_shape, cache.block_size, dtype)
     num_host_blocks = plan_num_host_blocks(cache, block_bytes, free_bytes, step.num_bytes)
     left_bytes = free_bytes - num_host_blocks * block_bytes
     num_blocks = plan_num_blocks(cache, block_bytes, config.model.max_model_len, left_bytes, step.num_bytes)
-    kv_cache = allocate_kv_cache(model.config, num_blocks, cache.block_size, dtype, device)
-    host_cache = allocate_host_cache(model.config, num_host_blocks, kv_cache)
+    kv_cache = allocate_kv_cache(model.kv_shape, num_blocks, cache.block_size, dtype, device)
+    host_cache = allocate_host_cache(model.kv_shape, num_host_blocks, kv_cache)
     reporter.progress(
         "memory",
         f"{free_bytes / MIB:.0f} MiB free, largest step {step.num_bytes / MIB:.0f} MiB, "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_llama
 import torch
 
 from octavo.protocol.config import CacheConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker import device
 from octavo.worker.kv_cache import (
+    KvShape,
     allocate_host_cache,
     allocate_kv_cache,
     block_num_bytes,
@@ -17,16 +17,12 @@ from octavo.worker.kv_cache import (
     plan_num_blocks,
     plan_num_host_blocks,
 )
-from octavo.worker.models.config import read_config
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 1000
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    directory = tiny_llama.save(tiny_llama.build(), tmp_path_factory.mktemp("model"))
-    return read_config(str(directory))
+SHAPE = KvShape(num_layers=3, num_kv_heads=2, head_dim=8)
 
 
 def plan(cache=None, max_model_len=64, free_bytes=1_000_000, step_bytes=200_000):
@@ -64,16 +60,16 @@ def test_the_longest_request_that_just_fits_is_accepted():
     assert plan(CacheConfig(block_size=16), max_model_len=16 * 400) == 400
 
 
-def test_the_tensor_has_the_size_that_was_planned(config):
+def test_the_tensor_has_the_size_that_was_planned():
     for dtype in (torch.float32, torch.bfloat16):
-        cache = allocate_kv_cache(config, 5, 4, dtype, CPU)
+        cache = allocate_kv_cache(SHAPE, 5, 4, dtype, CPU)
         assert cache.shape == (3, 2, 5, 4, 2, 8)
-        assert cache.nbytes == 5 * block_num_bytes(config, 4, dtype)
+        assert cache.nbytes == 5 * block_num_bytes(SHAPE, 4, dtype)
 
 
-def test_more_than_the_machine_has_is_refused(config):
+def test_more_than_the_machine_has_is_refused():
     with pytest.raises(StartupError) as caught:
-        allocate_kv_cache(config, 2**40, 16, torch.float32, CPU)
+        allocate_kv_cache(SHAPE, 2**40, 16, torch.float32, CPU)
     assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
     assert "--num-device-blocks" in caught.value.message
 
@@ -105,22 +101,22 @@ def test_a_start_without_a_host_tier_is_not_refused_for_it():
     assert plan_num_host_blocks(CacheConfig(), BLOCK_BYTES, free_bytes=100, step_bytes=200) == 0
 
 
-def test_the_host_tier_looks_like_the_device_tier(config):
-    kv_cache = allocate_kv_cache(config, 5, 4, torch.bfloat16, CPU)
-    host_cache = allocate_host_cache(config, 7, kv_cache)
+def test_the_host_tier_looks_like_the_device_tier():
+    kv_cache = allocate_kv_cache(SHAPE, 5, 4, torch.bfloat16, CPU)
+    host_cache = allocate_host_cache(SHAPE, 7, kv_cache)
     assert host_cache.shape == (3, 2, 7, 4, 2, 8)
     assert (host_cache.dtype, host_cache.device) == (torch.bfloat16, CPU)
     assert "5 KV blocks of 4 tokens, 20 tokens" in describe_kv_cache(kv_cache, host_cache)
     assert "7 host blocks" in describe_kv_cache(kv_cache, host_cache)
-    nothing = allocate_host_cache(config, 0, kv_cache)
+    nothing = allocate_host_cache(SHAPE, 0, kv_cache)
     assert (nothing.nbytes, nothing.shape[2]) == (0, 0)
     assert "host" not in describe_kv_cache(kv_cache, nothing)
 
 
-def test_both_tiers_together_must_fit(config, monkeypatch):
-    kv_cache = allocate_kv_cache(config, 10, 4, torch.float32, CPU)
+def test_both_tiers_together_must_fit(monkeypatch):
+    kv_cache = allocate_kv_cache(SHAPE, 10, 4, torch.float32, CPU)
     block_bytes = kv_cache.nbytes // 10
     monkeypatch.setattr(device, "free_memory_bytes", lambda: 15 * block_bytes)
-    assert allocate_host_cache(config, 5, kv_cache).shape[2] == 5
+    assert allocate_host_cache(SHAPE, 5, kv_cache).shape[2] == 5
     with pytest.raises(StartupError, match="--num-host-blocks, or lower --kv-cache-memory"):
-        allocate_host_cache(config, 6, kv_cache)
+        allocate_host_cache(SHAPE, 6, kv_cache)

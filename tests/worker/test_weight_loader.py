@@ -123,8 +123,8 @@ def test_bad_weights_are_found_before_memory_is_taken(checkpoint, monkeypatch):
 
 
 def build_on_meta_only(build):
-    def build_checked(config, num_positions, dtype, where):
+    def build_checked(config, num_positions, dtype, where, group):
         assert where.type == "meta", "memory was taken"
-        return build(config, num_positions, dtype, where)
+        return build(config, num_positions, dtype, where, group)
 
     return build_checked

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
+from octavo.worker.kv_cache import KvShape
 from octavo.worker.layers.activation import SiluAndMul
 from octavo.worker.layers.attention import AttentionMetadata, PagedAttention
 from octavo.worker.layers.embedding import Embedding, OutputHead
@@ -73,10 +75,18 @@ class DecoderLayer(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """Token ids to hidden states, and hidden states to logits."""
 
-    def __init__(self, config: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TensorParallelGroup = SINGLE_RANK,
+    ) -> None:
         """`num_positions` is the longest context that will be served."""
         super().__init__()
         self.config = config
+        self.kv_shape = KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
         sizes = (config.vocab_size, config.hidden_size)
         self.embedding = Embedding(*sizes, dtype, device)
         self.layers = nn.ModuleList(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))

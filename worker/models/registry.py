@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import torch
 
+from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.llama import LlamaForCausalLM
 
 ARCHITECTURES = {"LlamaForCausalLM": LlamaForCausalLM}
 
 
-def build_model(config: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
-    """Return the model with unset weights; on the meta device it takes no memory."""
-    return ARCHITECTURES[config.architecture](config, num_positions, dtype, device)
+def build_model(
+    config: LlamaConfig,
+    num_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorParallelGroup = SINGLE_RANK,
+) -> LlamaForCausalLM:
+    """Return this rank's share of the model with unset weights; on the meta device it takes no memory."""
+    return ARCHITECTURES[config.architecture](config, num_positions, dtype, device, group)
