@@ -1,13 +1,31 @@
-"""Fixtures for all tests: the embedded default model, fetched once through the product's own code."""
+"""What all tests share: kernels run in Triton's interpreter, and the embedded default model.
+
+Triton decides when it is imported, and when a kernel is defined, whether kernels are compiled or interpreted, so that
+is set here, before any test is imported. It holds for this process only: programs that tests start do as they would for
+a user. With TRITON_INTERPRET=0 in the environment kernels are compiled, which needs a GPU (see tests/gpu).
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from embedded_model import locate_embedded_model
 
 from octavo.api_server.model_source import Location
+
+
+def interpret_triton_kernels() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton
+
+    triton.knobs.runtime.interpret = True
+    del os.environ["TRITON_INTERPRET"]
+
+
+if os.environ.get("TRITON_INTERPRET") != "0":
+    interpret_triton_kernels()
 
 
 @pytest.fixture(scope="session")
