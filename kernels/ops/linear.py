@@ -66,3 +66,25 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         product = _transposed_product(rows.expand(2, -1) if num_rows == 1 else rows, weight, tile.num_terms)
         result_rows.copy_(product[:, :num_rows].t())
     return result if bias is None else result.add_(bias)
+
+
+@op
+def head_logits(hidden: torch.Tensor, weight: torch.Tensor, tile: torch.Tensor) -> torch.Tensor:
+    """Return hidden Wᵀ in fp32 whatever the dtype of the model: the logits of a vocabulary, or of a part of it.
+
+    Args:
+        hidden: [N, hidden_size], in the dtype of the model.
+        weight: [vocab_size, hidden_size], of the same dtype.
+        tile: fp32 [num_tile_rows, hidden_size], scratch: as many rows of the weight are widened to fp32 at a time. A
+            backend that reads the weight in its own dtype leaves it alone.
+
+    Returns:
+        fp32 [N, vocab_size].
+    """
+    wide_hidden = hidden.float()
+    logits = wide_hidden.new_empty(hidden.shape[0], weight.shape[0])
+    num_tile_rows = tile.shape[0]
+    for rows, columns in zip(weight.split(num_tile_rows), logits.split(num_tile_rows, dim=1), strict=True):
+        wide_rows = rows if rows.dtype is torch.float32 else tile[: rows.shape[0]].copy_(rows)
+        columns.copy_(linear(wide_hidden, wide_rows))
+    return logits
