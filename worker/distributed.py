@@ -1,18 +1,31 @@
 """The ranks that share one model: what they tell each other in every step.
 
-Every rank executes the same steps in the same order, so collectives meet without a word. Invariant: the sum of an
-all-reduce is taken in the order of the ranks, so that every rank holds the same bits.
+Every rank executes the same steps in the same order, so collectives meet without a word. Invariant: every rank holds
+the same bits of a sum. On CPUs it is taken in the order of the ranks; on GPUs the order is NCCL's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 
+class RankLostError(RuntimeError):
+    """Another rank is gone, or stuck for longer than anybody waits."""
+
+
+class RankDivergedError(RuntimeError):
+    """The ranks do not do the same: their states have parted, and all have to start anew."""
+
+
 class TensorParallelGroup(Protocol):
-    """The collectives of one group of workers; each blocks, or is ordered on the device's stream."""
+    """The collectives of one group of workers; each blocks, or is ordered on the device's stream.
+
+    All ranks call the same methods in the same order, with tensors of the same dtype. Raises RankLostError or
+    RankDivergedError where it can tell; other errors of the transport mean the same.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -21,15 +34,19 @@ class TensorParallelGroup(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of every rank's `x`, in the order of the ranks; `x` may be overwritten with it."""
+        """Return the sum of every rank's `x`, contiguous; `x` may be overwritten with it."""
         ...
 
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return every rank's `x` [N, columns] side by side on rank 0, None on the others; widths may differ."""
+    def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
+        """Return every rank's `x` [N, widths[rank]] side by side on rank 0, None on the others."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Return rank 0's `x`; on the others `x` has its shape and dtype, and is overwritten."""
+        ...
+
+    def barrier(self, timeout_s: float) -> None:
+        """Wait on the host until every rank is here; raises RankLostError after `timeout_s`."""
         ...
 
 
@@ -42,11 +59,14 @@ class SingleRank:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
+    def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def barrier(self, timeout_s: float) -> None:
+        return
 
 
 SINGLE_RANK: TensorParallelGroup = SingleRank()

@@ -19,7 +19,7 @@ from octavo.protocol.model_files import GGUF_INDEX_FILE, GgufIndex, GgufTensor
 from octavo.worker.dequantize import PLAIN_DTYPES, block_layout, dequantize
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.rope_config import RopeType
-from octavo.worker.stored_tensor import StoredTensor, bad_weights, map_file
+from octavo.worker.stored_tensor import StoredTensor, bad_weights, map_file, select_rows
 
 ALIGNMENT_BYTES = 4  # of the widest element; the format itself asks for at least 8
 ROPE_FACTORS = "rope_freqs.weight"
@@ -35,6 +35,7 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+INTERLEAVED = ("attn_q", "attn_k")
 LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 MODEL_PATTERN = re.compile(r"(\w+)\.(weight|bias)")
 
@@ -54,9 +55,16 @@ def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _read(data: torch.Tensor, tensor: GgufTensor, num_interleaved_heads: int | None) -> torch.Tensor:
-    weights = dequantize(data, tensor.quantization, tensor.shape)
-    return weights if num_interleaved_heads is None else separate_halves(weights, num_interleaved_heads)
+def _read(
+    data: torch.Tensor, tensor: GgufTensor, interleaved_head_dim: int | None, rows: range | None = None
+) -> torch.Tensor:
+    if len(tensor.shape) == 1 and tensor.quantization not in PLAIN_DTYPES:  # its blocks span rows
+        weights = dequantize(data, tensor.quantization, tensor.shape)
+        weights = weights if rows is None else weights[rows.start : rows.stop]
+    else:
+        part, shape = select_rows(data, tensor.shape, rows)
+        weights = dequantize(part, tensor.quantization, shape)
+    return weights if interleaved_head_dim is None else separate_halves(weights, len(weights) // interleaved_head_dim)
 
 
 def _check(tensor: GgufTensor, origin: str, file_num_bytes: int) -> None:
@@ -97,7 +105,6 @@ def open_gguf(index_directory: str, gguf_path: str, config: LlamaConfig) -> dict
     """
     index, path = _read_index(index_directory), Path(gguf_path)
     mapped = map_file(path)
-    interleaved_heads = {"attn_q": config.num_query_heads, "attn_k": config.num_kv_heads}
     tensors: dict[str, StoredTensor] = {}
     for tensor in index.tensors:
         origin = f"{path}: tensor {tensor.name}"
@@ -107,10 +114,10 @@ def open_gguf(index_directory: str, gguf_path: str, config: LlamaConfig) -> dict
         _check(tensor, origin, len(mapped))
         name = hugging_face_name(tensor.name)
         match = LAYER_PATTERN.fullmatch(tensor.name)
-        num_heads = interleaved_heads.get(match[2]) if match else None
+        head_dim = config.head_dim if match and match[2] in INTERLEAVED else None
         data = mapped[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
         dtype = PLAIN_DTYPES.get(tensor.quantization, torch.float32)
-        tensors[name] = StoredTensor(name, tensor.shape, dtype, origin, partial(_read, data, tensor, num_heads))
+        tensors[name] = StoredTensor(name, tensor.shape, dtype, origin, partial(_read, data, tensor, head_dim))
     if len(mapped) != index.file_num_bytes:
         raise bad_weights(f"{path} has {len(mapped)} bytes, it had {index.file_num_bytes} when it was imported")
     return tensors

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import torch
 
-from octavo.worker.stored_tensor import StoredTensor, bad_weights, map_file
+from octavo.worker.stored_tensor import StoredTensor, bad_weights, map_file, select_rows
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -101,13 +101,13 @@ def _check_coverage(path: Path, headers: dict[str, _TensorHeader], num_bytes: in
         raise bad_weights(f"{path}: {num_bytes - expected} bytes behind the last tensor belong to none")
 
 
-def _read(data: torch.Tensor, header: _TensorHeader) -> torch.Tensor:
+def _read(data: torch.Tensor, header: _TensorHeader, rows: range | None = None) -> torch.Tensor:
     begin, end = header.data_offsets
-    part = data[begin:end]
+    part, shape = select_rows(data[begin:end], header.shape, rows)
     dtype = DTYPES[header.dtype]
     if (part.data_ptr() % dtype.itemsize) != 0:  # an unpadded header; views need aligned data
         part = part.clone()
-    return part.view(dtype).view(header.shape)
+    return part.view(dtype).view(shape)
 
 
 def _open_file(path: Path) -> Iterator[StoredTensor]:

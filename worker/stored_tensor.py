@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from octavo.protocol.lifecycle import ExitCode, StartupError
+
+
+class ReadRows(Protocol):
+    """Returns the data, or some rows of the first dimension; those of query and key projections in whole heads.
+
+    The result may share memory with the file and must not be changed. Nothing is read but what belongs to the rows.
+    """
+
+    def __call__(self, rows: range | None = None) -> torch.Tensor: ...
 
 
 class StoredTensor(NamedTuple):
@@ -17,16 +25,29 @@ class StoredTensor(NamedTuple):
 
     Attributes:
         name: its Hugging Face name.
-        shape, dtype: what `read` will return.
+        shape, dtype: what `read()` will return.
         origin: file and name in it, for messages.
-        read: returns the data; it may share memory with the file and must not be changed.
+        read: reads it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     origin: str
-    read: Callable[[], torch.Tensor]
+    read: ReadRows
+
+
+def select_rows(data: torch.Tensor, shape: tuple[int, ...], rows: range | None) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return the part of `data` that holds `rows`, and their shape.
+
+    Args:
+        data: uint8 [num_bytes], of a whole tensor whose rows take equally many bytes.
+        shape: of the whole tensor.
+    """
+    if rows is None:
+        return data, shape
+    row_bytes = len(data) // shape[0]
+    return data[rows.start * row_bytes : rows.stop * row_bytes], (len(rows), *shape[1:])
 
 
 def bad_weights(message: str) -> StartupError:

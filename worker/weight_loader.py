@@ -1,8 +1,8 @@
 """From a checkpoint to a model with its weights, one tensor at a time.
 
 Order: read the headers, compare them with a model on the meta device (names, shapes, dtypes), see that the memory is
-there, allocate, copy. So whatever is wrong with the files is said before memory is taken, and the peak is the weights
-plus one tensor. A tensor that the model does not want is an error too: it is the usual sign of a config.json that
+there, allocate, copy. So whatever is wrong with the files is said before memory is taken, and the peak is this rank's
+weights plus one tensor of the host's memory; of a file, only what the rank holds is read. A tensor that the model does not want is an error too: it is the usual sign of a config.json that
 belongs to another model.
 """
 
@@ -27,6 +27,7 @@ from octavo.worker.stored_tensor import StoredTensor, bad_weights
 READABLE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BUFFERS = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")  # computed, yet stored by old versions
 TIED_HEAD = "lm_head.weight"
+LOADING_TIMEOUT_S = 3600.0  # ranks read from disks of different speeds; nobody steps before the last one is there
 LOWER_WEIGHTS = "use a smaller model or --dtype bfloat16"
 
 
@@ -74,9 +75,10 @@ def load_model(
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
 ) -> LlamaForCausalLM:
-    """Return this rank's share of the model with its weights.
+    """Return this rank's share of the model with its weights, when every rank has its own.
 
-    Raises StartupError: BAD_WEIGHTS naming file and tensor, OUT_OF_MEMORY when the weights do not fit.
+    Raises StartupError: BAD_WEIGHTS naming file and tensor, OUT_OF_MEMORY when the weights do not fit, USAGE when the
+    model cannot be split over so many ranks; RankLostError when another rank does not come so far.
     """
     tensors = open_checkpoint(model_config, config)
     blueprint = build_model(config, model_config.max_model_len, dtype, torch.device("meta"), group)
@@ -86,5 +88,6 @@ def load_model(
     with explain_out_of_memory("the weights", needed_bytes, LOWER_WEIGHTS):
         model = build_model(config, model_config.max_model_len, dtype, device, group)
         for slot in model.weight_slots():
-            slot.load(tensors.pop(slot.name).read())
+            slot.load(tensors.pop(slot.name).read(slot.rows))
+    group.barrier(LOADING_TIMEOUT_S)
     return model

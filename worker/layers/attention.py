@@ -32,7 +32,7 @@ class AttentionMetadata(NamedTuple):
 
 
 class PagedAttention(nn.Module):
-    """Rotary embedding, KV write and attention of one layer, between its two projections."""
+    """Rotary embedding, KV write and attention of this rank's heads of one layer, between its two projections."""
 
     def __init__(self, num_query_heads: int, num_kv_heads: int, head_dim: int) -> None:
         super().__init__()

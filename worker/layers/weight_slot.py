@@ -1,8 +1,9 @@
 """How a tensor of a checkpoint reaches the parameter that it belongs to.
 
 Each layer lists the tensors that it wants by the names that a checkpoint gives them, each with the shape that it must
-have and the layer's own way to take it in. So the loader knows nothing of fused projections, and what a layer does
-with a tensor (place it in rows of a larger one) is written in the layer.
+have, the rows of it that this rank holds, and the layer's own way to take those in. So the loader knows nothing of
+fused projections and shares, and what a layer does with a tensor (place it in rows of a larger one, take some of its
+columns) is written in the layer.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ class WeightSlot(NamedTuple):
 
     Attributes:
         name: name in a Hugging Face checkpoint, such as `model.layers.0.self_attn.q_proj.weight`.
-        shape: shape that it must have there.
-        load: takes the tensor in, of any floating dtype; call it once, not on the meta device.
+        shape: shape that the whole tensor must have there.
+        load: takes `rows` of the tensor in, of any floating dtype; call it once, not on the meta device.
+        rows: what `load` wants of the first dimension; None: the whole tensor.
     """
 
     name: str
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], object]
+    rows: range | None = None
 
 
 def whole_parameter(name: str, parameter: torch.Tensor) -> WeightSlot:

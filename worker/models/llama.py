@@ -17,9 +17,10 @@ from octavo.worker.kv_cache import KvShape
 from octavo.worker.layers.activation import SiluAndMul
 from octavo.worker.layers.attention import AttentionMetadata, PagedAttention
 from octavo.worker.layers.embedding import Embedding, OutputHead
-from octavo.worker.layers.linear import Linear
+from octavo.worker.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from octavo.worker.layers.norm import RmsNorm
 from octavo.worker.layers.rotary import rotary_table
+from octavo.worker.layers.shares import HeadShare, rows_of_heads, split_heads, split_size
 from octavo.worker.layers.weight_slot import WeightSlot, with_prefix
 from octavo.worker.models.config import LlamaConfig
 
@@ -27,23 +28,38 @@ from octavo.worker.models.config import LlamaConfig
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind its norm."""
 
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        heads: HeadShare,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TensorParallelGroup,
+    ) -> None:
+        """`heads` are this rank's."""
         super().__init__()
-        query_rows = config.num_query_heads * config.head_dim
-        kv_rows = config.num_kv_heads * config.head_dim
-        qkv = {"q_proj": query_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-        gate_up = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
-        hidden_size = config.hidden_size
+        num_query_rows, num_kv_rows = (
+            num_heads * config.head_dim for num_heads in (config.num_query_heads, config.num_kv_heads)
+        )
+        query_rows = rows_of_heads(heads.query_heads, config.head_dim)
+        kv_rows = Rows(num_kv_rows, rows_of_heads(heads.kv_heads, config.head_dim))
+        qkv = {"q_proj": Rows(num_query_rows, query_rows), "k_proj": kv_rows, "v_proj": kv_rows}
+        num_neurons = config.intermediate_size
+        neurons = split_size("intermediate_size", num_neurons, group.size)[group.rank]
+        gate_up = dict.fromkeys(("gate_proj", "up_proj"), Rows(num_neurons, neurons))
+        hidden_size, eps, place = config.hidden_size, config.rms_norm_eps, (dtype, device)
         attention_bias, mlp_bias = config.attention_bias, config.mlp_bias
 
-        self.attention_norm = RmsNorm(hidden_size, config.rms_norm_eps, dtype, device)
-        self.qkv_proj = Linear(hidden_size, qkv, attention_bias, dtype, device)
-        self.attention = PagedAttention(config.num_query_heads, config.num_kv_heads, config.head_dim)
-        self.o_proj = Linear(query_rows, {"o_proj": hidden_size}, attention_bias, dtype, device)
-        self.mlp_norm = RmsNorm(hidden_size, config.rms_norm_eps, dtype, device)
-        self.gate_up_proj = Linear(hidden_size, gate_up, mlp_bias, dtype, device)
+        self.attention_norm = RmsNorm(hidden_size, eps, *place)
+        self.qkv_proj = ColumnParallelLinear(hidden_size, qkv, attention_bias, *place)
+        self.attention = PagedAttention(len(heads.query_heads), len(heads.kv_heads), config.head_dim)
+        self.o_proj = RowParallelLinear(
+            "o_proj", num_query_rows, query_rows, hidden_size, attention_bias, *place, group
+        )
+        self.mlp_norm = RmsNorm(hidden_size, eps, *place)
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, gate_up, mlp_bias, *place)
         self.activation = SiluAndMul()
-        self.down_proj = Linear(config.intermediate_size, {"down_proj": hidden_size}, mlp_bias, dtype, device)
+        self.down_proj = RowParallelLinear("down_proj", num_neurons, neurons, hidden_size, mlp_bias, *place, group)
 
     def forward(
         self,
@@ -73,7 +89,7 @@ class DecoderLayer(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """Token ids to hidden states, and hidden states to logits."""
+    """Token ids to hidden states, and hidden states to logits. Each rank of a group holds its share of every layer."""
 
     def __init__(
         self,
@@ -83,16 +99,20 @@ class LlamaForCausalLM(nn.Module):
         device: torch.device,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
-        """`num_positions` is the longest context that will be served."""
+        """`num_positions` is the longest context that will be served.
+
+        Raises StartupError(USAGE) when the model cannot be split over the ranks of `group`.
+        """
         super().__init__()
         self.config = config
-        self.kv_shape = KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
+        heads = split_heads(config.num_query_heads, config.num_kv_heads, group.size)[group.rank]
+        self.kv_shape = KvShape(config.num_layers, len(heads.kv_heads), config.head_dim)
         sizes = (config.vocab_size, config.hidden_size)
-        self.embedding = Embedding(*sizes, dtype, device)
-        self.layers = nn.ModuleList(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))
+        self.embedding = Embedding(*sizes, dtype, device, group)
+        self.layers = nn.ModuleList(DecoderLayer(config, heads, dtype, device, group) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         tied_weight = self.embedding.weight if config.tie_word_embeddings else None
-        self.head = OutputHead(*sizes, tied_weight, dtype, device)
+        self.head = OutputHead(*sizes, tied_weight, dtype, device, group)
         self.cos_sin = rotary_table(config.rope, config.head_dim, num_positions, device)
 
     def forward(
@@ -107,7 +127,8 @@ class LlamaForCausalLM(nn.Module):
         Args:
             token_ids: int64 [T], every one below the vocabulary's size.
             positions: int64 [T], every one below `num_positions`.
-            kv_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]; written at the step's slots.
+            kv_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], of this rank's heads; written at
+                the step's slots.
             metadata: where the tokens belong.
 
         Returns:
@@ -118,8 +139,8 @@ class LlamaForCausalLM(nn.Module):
             hidden, residual = layer(hidden, residual, positions, self.cos_sin, layer_cache, metadata)
         return self.norm.add_and_norm(hidden, residual)[0]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, hidden_size] -> fp32 [N, vocab_size]."""
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[N, hidden_size] -> fp32 [N, vocab_size] on rank 0, None on the others; every rank has to call it."""
         return self.head(hidden)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
