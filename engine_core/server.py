@@ -33,6 +33,7 @@ from octavo.protocol.engine_messages import (
 )
 from octavo.protocol.lifecycle import ExitCode, Reporter, StartupError
 from octavo.protocol.transport import Listener, Peer, wait_readable
+from octavo.protocol.worker_link import listen_to_workers
 from octavo.protocol.worker_messages import WorkerReady
 
 logger = logging.getLogger(__name__)
@@ -58,11 +59,12 @@ class Server:
     def run(self) -> None:
         """Serve until the process ends."""
         while True:
-            self.turn(timeout_s=None)
+            self.turn(self.executor.check_interval_s)
 
     def turn(self, timeout_s: float | None) -> None:
         """Wait up to `timeout_s` (None: for ever) for a frame, then do all that it leads to."""
         wait_readable([self.listener, self.executor.listener], timeout_s)
+        self.executor.check()
         self._apply_commands()
         self._apply_results()
         self.engine_core.step()
@@ -172,8 +174,10 @@ def calm_collector() -> None:
 
 def serve(config: EngineConfig, reporter: Reporter) -> None:
     """Bind the sockets, wait for the workers, serve; never returns."""
-    listener = Listener(config.engine_address)
-    executor = WorkerExecutor(Listener(config.worker_address), config.parallel.tensor_parallel_size)
+    listener, worker_listener = Listener(config.engine_address), listen_to_workers(config)
+    executor = WorkerExecutor(worker_listener, config.parallel.tensor_parallel_size, config.parallel.num_nodes)
+    if config.parallel.num_nodes > 1:
+        executor.meet_all_nodes(config)
     memory = common_memory(config, executor.wait_until_ready())
     reporter.progress("kv_blocks", _describe(memory, config.cache.block_size))
     server = Server(config, listener, executor, memory)

@@ -10,11 +10,12 @@ import msgspec
 
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.engine_messages import EngineCommand, EngineEvent
-from octavo.protocol.worker_messages import SchedulerOutput, WorkerEvent
+from octavo.protocol.worker_messages import EngineHello, SchedulerOutput, WorkerEvent
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_command = msgspec.msgpack.Decoder(EngineCommand).decode
 decode_engine_event = msgspec.msgpack.Decoder(EngineEvent).decode
+decode_engine_hello = msgspec.msgpack.Decoder(EngineHello).decode
 decode_scheduler_output = msgspec.msgpack.Decoder(SchedulerOutput).decode
 decode_worker_event = msgspec.msgpack.Decoder(WorkerEvent).decode
 decode_config = msgspec.msgpack.Decoder(EngineConfig).decode

@@ -164,13 +164,14 @@ class ParallelConfig(Config, frozen=True):
         deterministic: on a GPU, a request's tokens do not depend on who shares its steps; slower. CPUs always do so.
         num_nodes: machines over which the workers are spread evenly.
         node_rank: which of them this is; node 0 has the API server and the engine core.
-        master_address: host name or address of node 0, for the others.
+        master_address: host name or address of node 0, under which the others reach it.
         master_port: TCP port of node 0 for steps and results; the next one is for the workers' rendezvous.
         cluster_key_file: file with the secret that all nodes share.
+        node_timeout_s: a node that has not come by then ends the start.
     """
 
     device: DeviceKind = DeviceKind.AUTO
-    tensor_parallel_size: Positive = 1
+    tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     num_threads: Positive | None = None
     enforce_eager: bool = False
     deterministic: bool = False
@@ -179,11 +180,18 @@ class ParallelConfig(Config, frozen=True):
     master_address: str | None = None
     master_port: Annotated[int, msgspec.Meta(ge=1, le=65534)] = 29500
     cluster_key_file: str | None = None
+    node_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 60.0
 
     @property
     def num_local_workers(self) -> int:
         """Workers on each node."""
         return self.tensor_parallel_size // self.num_nodes
+
+    @property
+    def local_ranks(self) -> range:
+        """Ranks of the workers on this node."""
+        first_rank = self.node_rank * self.num_local_workers
+        return range(first_rank, first_rank + self.num_local_workers)
 
     def __post_init__(self) -> None:
         """Raise ValueError whose text starts with the name of the field that does not fit the others."""
@@ -193,6 +201,9 @@ class ParallelConfig(Config, frozen=True):
             )
         if self.node_rank >= self.num_nodes:
             raise ValueError(f"node_rank ({self.node_rank}) must be below num_nodes ({self.num_nodes})")
+        for field in ("master_address", "cluster_key_file"):
+            if self.num_nodes > 1 and not getattr(self, field):
+                raise ValueError(f"{field} must be given, because num_nodes is {self.num_nodes}")
 
 
 class ApiConfig(Config, frozen=True):
@@ -248,5 +259,8 @@ class EngineConfig(Config, frozen=True):
 
     @property
     def worker_address(self) -> str:
-        """Socket on which the engine core meets workers."""
-        return f"ipc://{self.ipc_directory}/worker"
+        """Socket on which the engine core meets workers, those of other nodes too."""
+        if self.parallel.num_nodes == 1:
+            return f"ipc://{self.ipc_directory}/worker"
+        host = self.parallel.master_address or ""
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.parallel.master_port}"

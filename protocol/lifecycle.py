@@ -44,6 +44,7 @@ class ExitCode(IntEnum):
     BAD_WEIGHTS = 6
     MODEL_NOT_FOUND = 7
     PROCESS_DIED = 8
+    NODE_LOST = 9
 
 
 class StartupError(Exception):
@@ -56,12 +57,25 @@ class StartupError(Exception):
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What the supervisor hands to a new process."""
+    """What the supervisor hands to a new process.
+
+    Attributes:
+        parent_pid: the supervisor's.
+        status_fd: the process's end of the status pipe.
+        index: rank of a worker over all nodes, number of an API server.
+        num_alike: how many processes of its kind there are over all nodes; with several, titles carry the index.
+    """
 
     config: EngineConfig
     parent_pid: int
     status_fd: int
     index: int = 0
+    num_alike: int = 1
+
+
+def process_name(title: str, index: int, num_alike: int) -> str:
+    """What `ps` and messages call a process: the number only where there are several of its kind."""
+    return f"{title} {index}" if num_alike > 1 else title
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -196,8 +210,9 @@ def run_child(
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     launch = read_launch()
-    setproctitle.setproctitle(f"octavo: {title}" if launch.index == 0 else f"octavo: {title} {launch.index}")
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {title}: %(message)s", stream=sys.stderr)
+    name = process_name(title, launch.index, launch.num_alike)
+    setproctitle.setproctitle(f"octavo: {name}")
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s", stream=sys.stderr)
     reporter = Reporter(launch.status_fd)
     watcher = threading.Thread(
         target=_watch_control_pipe, args=(launch.config.ipc_directory, on_command), daemon=True, name="control"
@@ -210,9 +225,9 @@ def run_child(
         exit_code = problem.exit_code
         reporter.send(Failed(problem.exit_code, problem.message))
     except Exception as problem:
-        logging.exception("%s failed", title)
+        logging.exception("%s failed", name)
         exit_code = ExitCode.FAILURE
-        reporter.send(Failed(exit_code, f"{title}: {type(problem).__name__}: {problem}"))
+        reporter.send(Failed(exit_code, f"{name}: {type(problem).__name__}: {problem}"))
     with contextlib.suppress(OSError):  # nobody reads the log any more
         sys.stderr.flush()
     os._exit(exit_code)

@@ -33,6 +33,25 @@ class WorkerReady(Message, frozen=True):
     prefill_tokens_per_s: float = 0.0
 
 
+class WorkerHello(Message, frozen=True):
+    """Worker -> engine core, its first word when there are several nodes; `agreement` says what it was started with."""
+
+    rank: int
+    agreement: dict[str, str]
+
+
+class EngineHello(Message, frozen=True):
+    """Engine core -> every worker, when all have said hello, or when some have not in time.
+
+    Attributes:
+        problem: why the start ends here, for the operator; empty when all nodes are there and agree.
+        exit_code: that of the problem, an `ExitCode`.
+    """
+
+    problem: str = ""
+    exit_code: int = 0
+
+
 class NewRequest(Message, frozen=True):
     """The full state of a request that gets a row, or whose row is replaced.
 
@@ -129,4 +148,4 @@ class ModelRunnerOutput(Message, frozen=True):
     corrupt_block_ids: list[int] = msgspec.field(default_factory=list)
 
 
-WorkerEvent = WorkerReady | ModelRunnerOutput
+WorkerEvent = WorkerReady | ModelRunnerOutput | WorkerHello

@@ -10,7 +10,8 @@ from oracle import OracleModel
 from octavo.protocol.codec import decode_scheduler_output, encode
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.lifecycle import Launch, Reporter, run_child
-from octavo.protocol.transport import Connection, Receiver
+from octavo.protocol.transport import Receiver
+from octavo.protocol.worker_link import WorkerLink
 from octavo.protocol.worker_messages import WorkerReady
 
 DEFAULT_NUM_BLOCKS = 4096
@@ -47,12 +48,12 @@ def run_step(model: OracleModel, connection: Receiver, rank: int, timeout_s: flo
 
 
 def main(launch: Launch, reporter: Reporter) -> None:
-    model, num_blocks = build(launch.config)
-    connection = Connection(launch.config.worker_address, f"worker-{launch.index}")
-    connection.send(encode(ready(launch.config, launch.index, num_blocks)))
-    reporter.ready()
-    while True:
-        run_step(model, connection, launch.index, timeout_s=None)
+    with WorkerLink(launch, reporter) as link:
+        model, num_blocks = build(launch.config)
+        link.send(encode(ready(launch.config, launch.index, num_blocks)))
+        reporter.ready()
+        while True:
+            run_step(model, link, launch.index, timeout_s=None)
 
 
 if __name__ == "__main__":
