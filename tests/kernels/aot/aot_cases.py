@@ -1,0 +1,175 @@
+"""The table of what is compiled: ops, called as the worker calls them, with the shapes of real models.
+
+A case says what a wrapper is given; which kernels that launches, with which tiles, is the wrapper's own choice. Two
+cases that lead to the same compiled kernel cost nothing twice. Cases marked slow are left out of `make test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from aot_targets import Target
+
+import octavo.kernels.triton.backends  # registers what `select` chooses from
+from octavo.kernels import registry
+from octavo.kernels.ops import activation, attention, linear, norm, rotary, sampling
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls of ops that lead to launches; `run` is called once per target, where tensors are fake."""
+
+    name: str
+    run: Callable[[], None]
+    is_slow: bool = False
+    needs_fp8: bool = False
+
+    def applies_to(self, target: Target) -> bool:
+        return target.has_fp8 or not self.needs_fp8
+
+
+class Shape(NamedTuple):
+    """A model's sizes, as far as kernels see them."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+LLAMA_8B = Shape(4096, 14336, 32, 8, 128, 128256)
+SMOLLM2 = Shape(576, 1536, 9, 3, 64, 49152)
+
+
+def heads(query_heads: int, kv_heads: int, head_dim: int) -> Shape:
+    return LLAMA_8B._replace(num_query_heads=query_heads, num_kv_heads=kv_heads, head_dim=head_dim)
+
+
+def attend(
+    shape: Shape,
+    query_lens: list[int],
+    seq_lens: list[int],
+    *,
+    block_size: int = 16,
+    dtype: torch.dtype = BF16,
+    kv_dtype: torch.dtype | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> None:
+    """One step's attention of one layer."""
+    num_tokens, max_blocks = sum(query_lens), -(-max(seq_lens) // block_size)
+    fused = torch.empty(num_tokens, (shape.num_query_heads + 2 * shape.num_kv_heads) * shape.head_dim, dtype=dtype)
+    query = fused[:, : shape.num_query_heads * shape.head_dim].view(num_tokens, -1, shape.head_dim)
+    cache = torch.empty(
+        4, 2, len(seq_lens) * max_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype=kv_dtype or dtype
+    )
+    plan = attention.plan_attention(
+        np.array(query_lens, np.int32),
+        np.array(seq_lens, np.int32),
+        attention.HeadShape(shape.num_query_heads, shape.num_kv_heads, shape.head_dim),
+        window=window,
+    )
+    attention.paged_attention(
+        query,
+        cache[1],
+        torch.empty(len(query_lens) + 1, dtype=torch.int32),
+        torch.empty(len(query_lens), dtype=torch.int32),
+        torch.empty(len(query_lens), max_blocks, dtype=torch.int32),
+        shape.head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+        kv_scales=torch.empty(2) if kv_dtype is FP8 else None,
+        plan=plan,
+    )
+
+
+def decode(shape: Shape, **options: object) -> Callable[[], None]:
+    return lambda: attend(shape, [1] * 64, [2048] * 64, **options)
+
+
+def prefill(shape: Shape, **options: object) -> Callable[[], None]:
+    return lambda: attend(shape, [2048, 512], [2048, 4096], **options)
+
+
+def mixed(shape: Shape, **options: object) -> Callable[[], None]:
+    return lambda: attend(shape, [1] * 32 + [480], [2048] * 32 + [4000], **options)
+
+
+def write_kv(shape: Shape, dtype: torch.dtype = BF16, kv_dtype: torch.dtype | None = None) -> None:
+    fused = torch.empty(256, (shape.num_query_heads + 2 * shape.num_kv_heads) * shape.head_dim, dtype=dtype)
+    _, key, value = fused.split([n * shape.head_dim for n in (shape.num_query_heads, *[shape.num_kv_heads] * 2)], 1)
+    cache = torch.empty(4, 2, 64, 16, shape.num_kv_heads, shape.head_dim, dtype=kv_dtype or dtype)
+    key, value = (part.view(256, -1, shape.head_dim) for part in (key, value))
+    slots = torch.empty(256, dtype=torch.int64)
+    attention.write_kv(key, value, cache[1], slots, kv_scales=torch.empty(2) if kv_dtype is FP8 else None)
+
+
+def copy_blocks() -> None:
+    cache = torch.empty(32, 2, 64, 16, 8, 128, dtype=BF16)
+    attention.copy_blocks(cache, cache, [(1, 5), (2, 6), (3, 7)])
+
+
+def rms_norm(hidden_size: int, has_residual: bool, dtype: torch.dtype = BF16) -> None:
+    x = torch.empty(256, hidden_size, dtype=dtype)
+    norm.rms_norm(x, torch.empty(hidden_size, dtype=dtype), 1e-5, torch.empty_like(x) if has_residual else None)
+
+
+def rotate(shape: Shape, dtype: torch.dtype = BF16, rotary_dim: int | None = None) -> None:
+    fused = torch.empty(256, (shape.num_query_heads + 2 * shape.num_kv_heads) * shape.head_dim, dtype=dtype)
+    query, key, _ = fused.split([n * shape.head_dim for n in (shape.num_query_heads, *[shape.num_kv_heads] * 2)], 1)
+    query, key = (part.view(256, -1, shape.head_dim) for part in (query, key))
+    rotary.rotary(query, key, torch.empty(256, dtype=torch.int64), torch.empty(8192, rotary_dim or shape.head_dim))
+
+
+def gated(name: str, intermediate_size: int, dtype: torch.dtype = BF16) -> None:
+    getattr(activation, name)(torch.empty(256, 2 * intermediate_size, dtype=dtype))
+
+
+def sample(vocab_size: int, num_rows: int = 64) -> None:
+    options = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.float64)
+    logits = torch.empty(num_rows, vocab_size)
+    uniforms = torch.empty(num_rows, dtype=torch.float64)
+    temperatures, min_ps = torch.empty(num_rows), torch.empty(num_rows)
+    sampling.sample_tokens(logits, temperatures, *options, min_ps, uniforms)
+    sampling.sample_tokens(logits, temperatures, None, None, None, uniforms)
+
+
+def deterministic_linear(num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype = BF16) -> None:
+    x, weight = torch.empty(num_rows, num_inputs, dtype=dtype), torch.empty(num_outputs, num_inputs, dtype=dtype)
+    linear.linear.implementations["deterministic"](x, weight, torch.empty(num_outputs, dtype=dtype))
+    linear.linear.implementations["deterministic"](x, weight)
+
+
+def deterministic_head(shape: Shape, dtype: torch.dtype = BF16) -> None:
+    hidden = torch.empty(64, shape.hidden_size, dtype=dtype)
+    weight = torch.empty(shape.vocab_size, shape.hidden_size, dtype=dtype)
+    linear.head_logits.implementations["deterministic"](hidden, weight, torch.empty(1, shape.hidden_size))
+
+
+CASES = [
+    Case("attention decode, Llama 8B", decode(LLAMA_8B)),
+    Case("attention prefill, Llama 8B", prefill(LLAMA_8B)),
+    Case("attention mixed, Llama 8B", mixed(LLAMA_8B)),
+    Case("attention decode, SmolLM2", decode(SMOLLM2)),
+    Case("attention prefill, SmolLM2", prefill(SMOLLM2)),
+    Case("write KV, Llama 8B", lambda: write_kv(LLAMA_8B)),
+    Case("copy blocks", copy_blocks),
+    Case("norm, 4096", lambda: rms_norm(4096, has_residual=False)),
+    Case("norm with residual, 4096", lambda: rms_norm(4096, has_residual=True)),
+    Case("rotary, Llama 8B", lambda: rotate(LLAMA_8B)),
+    Case("SiLU and product, Llama 8B", lambda: gated("silu_mul", 14336)),
+    Case("sampling, 128k", lambda: sample(128256)),
+    Case("deterministic linear, Llama 8B", lambda: deterministic_linear(64, 4096, 6144)),
+    Case("deterministic head, Llama 8B", lambda: deterministic_head(LLAMA_8B)),
+]
+
+registry.select("triton")
+__all__ = ["CASES", "Case", "octavo"]
