@@ -1,93 +1,31 @@
 """Paged attention against a loop in float64, over ragged batches in poisoned paged memory; and the writes into it."""
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from attention_cases import PLAIN, Case, Options, Step, build, naive_attention, options_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import DTYPES, assert_close, needs_steady_products, random_tensor
 
-from octavo.kernels.ops.attention import KEY_TILE, QUERY_TILE, copy_blocks, paged_attention, write_kv
+from octavo.kernels.ops.attention import (
+    FP8_DTYPE,
+    KEY_TILE,
+    QUERY_TILE,
+    HeadShape,
+    PlanCapacity,
+    copy_blocks,
+    decode_plan_capacity,
+    paged_attention,
+    plan_attention,
+    write_kv,
+)
 
 
-class Case(NamedTuple):
-    """One step: the queries and keys of each request, how memory is cut, and which requests share the first block."""
-
-    query_lens: Sequence[int]
-    context_lens: Sequence[int]
-    num_kv_heads: int = 1
-    group: int = 1
-    head_dim: int = 8
-    block_size: int = 16
-    is_first_block_shared: bool = False
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-
-    @property
-    def seq_lens(self) -> list[int]:
-        return [query + context for query, context in zip(self.query_lens, self.context_lens, strict=True)]
-
-
-class Step(NamedTuple):
-    """The arguments of paged_attention but for the scale, and each request's own queries, keys and values."""
-
-    query: torch.Tensor
-    kv_cache: torch.Tensor
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_tables: torch.Tensor
-
-
-def build(case: Case) -> Step:
-    """Lay the requests out in blocks of shuffled ids; every slot that holds no token of a request is NaN."""
-    generator = torch.Generator().manual_seed(case.seed)
-    num_blocks = [math.ceil(seq_len / case.block_size) for seq_len in case.seq_lens]
-    shuffled = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(case.seed))
-    block_ids = shuffled.tolist()
-    tables = [[block_ids.pop() for _ in range(number)] for number in num_blocks]
-    if case.is_first_block_shared:
-        for table, seq_len in zip(tables, case.seq_lens, strict=True):
-            if min(seq_len, case.seq_lens[0]) >= case.block_size:
-                table[0] = tables[0][0]
-    shape = (2, sum(num_blocks) + 3, case.block_size, case.num_kv_heads, case.head_dim)
-    kv_cache = torch.full(shape, torch.nan, dtype=case.dtype)
-    block_tables = torch.full((len(tables), max(num_blocks) + 1), 2**31 - 1, dtype=torch.int32)  # never to be read
-    for row, (table, seq_len) in enumerate(zip(tables, case.seq_lens, strict=True)):
-        block_tables[row, : len(table)] = torch.tensor(table)
-        for token in range(seq_len):
-            vectors = torch.randn(2, case.num_kv_heads, case.head_dim, generator=generator)
-            kv_cache[:, table[token // case.block_size], token % case.block_size] = vectors.to(case.dtype)
-    query_shape = (sum(case.query_lens), case.num_kv_heads * case.group, case.head_dim)
-    query = torch.randn(query_shape, generator=generator).to(case.dtype)
-    starts = torch.tensor([0, *case.query_lens]).cumsum(0).int()
-    return Step(query, kv_cache, starts, torch.tensor(case.seq_lens, dtype=torch.int32), block_tables)
-
-
-def naive_attention(step: Step, scale: float) -> torch.Tensor:
-    """Every query and head by itself, over its request's slots looked up one by one."""
-    query, kv_cache = step.query.double().numpy(), step.kv_cache.double().numpy()
-    block_size, group = kv_cache.shape[2], query.shape[1] // kv_cache.shape[3]
-    result = np.zeros(query.shape)
-    for row, seq_len in enumerate(step.seq_lens.tolist()):
-        first, last = step.query_start_loc[row : row + 2].tolist()
-        slots = [(int(step.block_tables[row, token // block_size]), token % block_size) for token in range(seq_len)]
-        vectors = np.stack([kv_cache[:, block, offset] for block, offset in slots], axis=1)
-        for token in range(first, last):
-            num_visible = seq_len - (last - 1 - token)
-            for head in range(query.shape[1]):
-                keys, values = vectors[:, :num_visible, head // group]
-                scores = (keys @ query[token, head]) * scale
-                weights = np.exp(scores - scores.max())
-                result[token, head] = (weights @ values) / weights.sum()
-    return torch.from_numpy(result)
-
-
-def run(step: Step, scale: float = 0.35) -> torch.Tensor:
-    return paged_attention(*step, scale)
+def run(step: Step, scale: float = 0.35, options: Options = PLAIN) -> torch.Tensor:
+    return paged_attention(*step, scale, **options._asdict())
 
 
 def only(step: Step, rows: Sequence[int]) -> tuple[Step, torch.Tensor]:
@@ -113,14 +51,17 @@ cases = st.builds(
     is_first_block_shared=st.booleans(),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 1000),
+    window=st.sampled_from([None, 1, 5, 16, 40]),
+    soft_cap=st.sampled_from([None, 2.0]),
+    is_fp8=st.booleans(),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(case=cases)
 def test_ragged_batches(case: Case) -> None:
-    step = build(case)
-    assert_close(run(step), naive_attention(step, 0.35))
+    step, options = build(case), options_of(case)
+    assert_close(run(step, options=options), naive_attention(step, 0.35, options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -137,6 +78,19 @@ def test_ragged_batches(case: Case) -> None:
 def test_lengths_around_the_tiles(query_lens: list[int], context_lens: list[int], dtype: torch.dtype) -> None:
     step = build(Case(query_lens, context_lens, group=2, dtype=dtype))
     assert_close(run(step), naive_attention(step, 0.35))
+
+
+@pytest.mark.parametrize("window", [1, KEY_TILE - 1, KEY_TILE, KEY_TILE + 1, 2 * KEY_TILE, 1000])
+def test_windows_around_the_tiles(window: int) -> None:
+    """Requests of which one is past the window of the other's first key tile, among them."""
+    case = Case([1, 1, 1, 1, QUERY_TILE + 2], [5, KEY_TILE, 3 * KEY_TILE - 1, 3 * KEY_TILE, 300], window=window)
+    step, options = build(case), options_of(case)
+    assert_close(run(step, options=options), naive_attention(step, 0.35, options))
+
+
+def test_a_window_that_covers_everything_changes_no_bit() -> None:
+    step = build(MIXED)
+    assert torch.equal(run(step, options=PLAIN._replace(window=1000)), run(step))
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -219,7 +173,29 @@ def test_write_kv_takes_strided_keys() -> None:
     assert torch.equal(kv_cache[:, 0], torch.stack((qkv[:, 2:4], qkv[:, 4:6])))
 
 
-@pytest.mark.parametrize("slot", [20, 2**40, -1])
+def test_write_kv_leaves_out_the_padding_of_graphs() -> None:
+    kv_cache = torch.full((2, 1, 4, 2, 6), torch.nan)
+    key, value = (random_tensor(4, 2, 6, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    write_kv(key, value, kv_cache, torch.tensor([-1, 2, 0, -1]))
+    assert torch.equal(kv_cache[:, 0, [2, 0]], torch.stack((key[1:3], value[1:3])))
+    assert kv_cache[:, 0, [1, 3]].isnan().all()
+
+
+def test_write_kv_of_fp8_stores_the_nearest_and_saturates() -> None:
+    kv_cache = torch.zeros(2, 1, 4, 1, 2).to(FP8_DTYPE)
+    key, value = torch.tensor([[[3.1, -1e6]]]), torch.tensor([[[0.77, 1e6]]])
+    write_kv(key, value, kv_cache, torch.tensor([2]), torch.tensor([0.5, 0.25]))
+    assert kv_cache[:, 0, 2, 0].float().tolist() == [[6.0, -448.0], [3.0, 448.0]]
+    assert kv_cache[:, 0, [0, 1, 3]].float().count_nonzero() == 0
+
+
+def test_the_reference_plans_nothing() -> None:
+    heads = HeadShape(4, 2, 64)
+    assert plan_attention(np.ones(3, np.int32), np.full(3, 9, np.int32), heads) is None
+    assert decode_plan_capacity(3, 9, heads) == PlanCapacity(0, 0, 0)
+
+
+@pytest.mark.parametrize("slot", [20, 2**40, -2])
 def test_write_kv_refuses_slots_outside_the_cache(slot: int) -> None:
     key = torch.zeros(1, 2, 6)
     with pytest.raises((IndexError, RuntimeError)):
