@@ -119,9 +119,11 @@ class Resources:
         has_dot: the kernel has a matrix product that is not asked to be exact fp32.
         tensor_core: the instruction that computes it, or "".
         num_wide_loads: instructions that load 16 bytes per thread.
+        num_async_copies: those of them that go to shared memory while the thread works on.
     """
 
     num_warps: int
+    num_stages: int
     num_registers: int
     stack_bytes: int
     num_spills: int
@@ -129,6 +131,7 @@ class Resources:
     has_dot: bool
     tensor_core: str
     num_wide_loads: int
+    num_async_copies: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -139,13 +142,16 @@ def resources_of(kernel: CompiledKernel, target: Target) -> Resources:
     usage = nvidia_usage(kernel.asm["cubin"]) if target.is_nvidia else amd_usage(assembly)
     dots = re.findall(r"tt\.dot(?:_scaled)? .*", kernel.asm["ttir"])
     found = [name for name, pattern in target.tensor_core_patterns.items() if re.search(pattern, assembly)]
-    wide = r"cp\.async\.cg\.shared\.global .*0x10|ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.bulk"
+    copies = len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10|cp\.async\.bulk\.tensor", assembly))
+    wide = r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64" if target.is_nvidia else r"(?:global|buffer)_load_dwordx4"
     return Resources(
         num_warps=kernel.metadata.num_warps,
+        num_stages=kernel.metadata.num_stages,
         shared_bytes=kernel.metadata.shared,
         has_dot=any("tf32" in dot or "xf32> *" not in dot for dot in dots),
         tensor_core=found[0] if found else "",
-        num_wide_loads=len(re.findall(wide if target.is_nvidia else r"(?:global|buffer)_load_dwordx4", assembly)),
+        num_wide_loads=copies + len(re.findall(wide, assembly)),
+        num_async_copies=copies,
         **usage,
     )
 

@@ -69,7 +69,7 @@ def test_a_defect_is_found(case: str, problem: str, planted: dict[str, dict]) ->
 def test_a_product_without_tensor_cores_is_found() -> None:
     program = (
         "import aot_check, aot_compile, aot_targets\n"
-        "resources = aot_compile.Resources(4, 32, 0, 0, 0, has_dot=True, tensor_core='', num_wide_loads=0)\n"
+        "resources = aot_compile.Resources(4, 1, 32, 0, 0, 0, True, '', 0, 0)\n"
         "print(aot_check.problems_of(resources, 8, aot_targets.TARGETS['sm_90']))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, capture_output=True, text=True, check=True)
