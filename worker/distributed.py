@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from octavo.protocol.config import EngineConfig
+
 
 class RankLostError(RuntimeError):
     """Another rank is gone, or stuck for longer than anybody waits."""
@@ -70,3 +72,17 @@ class SingleRank:
 
 
 SINGLE_RANK: TensorParallelGroup = SingleRank()
+
+
+def make_group(config: EngineConfig, rank: int, device: torch.device) -> TensorParallelGroup:
+    """Return the group of all workers once every one of them has come; `rank` counts over all nodes.
+
+    CPUs of one machine talk through shared memory where they see each other's writes in order (x86-64), else through
+    gloo; GPUs through NCCL. Raises StartupError: NODE_LOST naming the nodes that did not come, USAGE when node 0's
+    address cannot be listened on, FAILURE when a rank of this machine did not come.
+    """
+    if config.parallel.tensor_parallel_size == 1:
+        return SINGLE_RANK
+    from octavo.worker.distributed_setup import connect_group  # it imports this module
+
+    return connect_group(config, rank, device)
