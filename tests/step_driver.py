@@ -34,7 +34,7 @@ def poisoned_runner(
     check_swapped_blocks: bool = False,
 ) -> ModelRunner:
     """A runner whose KV memory is full of NaN: what was never written must never count."""
-    sizes = model.config
+    sizes = model.kv_shape
     device_cache, host_cache = (
         torch.full((sizes.num_layers, 2, number, block_size, sizes.num_kv_heads, sizes.head_dim), torch.nan)
         for number in (num_blocks, num_host_blocks)

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import tiny_llama
 import torch
+from model_logits import all_logits
 from step_driver import StepDriver, poisoned_runner
 
 from octavo.protocol.config import CacheConfig, ModelConfig
-from octavo.worker.layers.attention import AttentionMetadata
 from octavo.worker.layers.rotary import rotary_frequencies
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import SUPPORTED_ARCHITECTURES, read_config
@@ -67,23 +67,6 @@ def load(model_config: ModelConfig, dtype=torch.float32):
 def runner_for(model, block_size: int = 16, num_blocks: int = 256) -> ModelRunner:
     states = RequestStates(16, tiny_llama.MAX_MODEL_LEN, block_size)
     return poisoned_runner(model, Sampler(model.config.vocab_size, (), CPU), states, block_size, num_blocks)
-
-
-@torch.inference_mode()
-def all_logits(model, prompt: list[int], block_size: int = 16):
-    """Logits of every position, computed in one step."""
-    num_tokens, sizes = len(prompt), model.config
-    num_blocks = -(-num_tokens // block_size)
-    shape = (sizes.num_layers, 2, num_blocks, block_size, sizes.num_kv_heads, sizes.head_dim)
-    kv_cache = torch.full(shape, torch.nan, dtype=model.norm.weight.dtype)
-    positions = torch.arange(num_tokens)
-    metadata = AttentionMetadata(
-        torch.tensor([0, num_tokens], dtype=torch.int32),
-        torch.tensor([num_tokens], dtype=torch.int32),
-        torch.arange(num_blocks, dtype=torch.int32)[None],
-        positions,
-    )
-    return model.compute_logits(model(torch.tensor(prompt), positions, kv_cache, metadata))
 
 
 def test_logits_equal_those_of_transformers(variant):

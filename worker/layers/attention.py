@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from octavo.kernels.ops.attention import paged_attention, write_kv
+from octavo.kernels.ops.attention import AttentionPlan, paged_attention, write_kv
 from octavo.kernels.ops.rotary import rotary
 
 
@@ -22,13 +22,15 @@ class AttentionMetadata(NamedTuple):
         query_start_loc: int32 [R + 1], where each request's tokens begin among the T; the last is T.
         seq_lens: int32 [R], tokens of each request whose KV is valid after this step's write.
         block_tables: int32 [R, max_blocks], block ids in token order; entries past a request's length are not read.
-        slot_mapping: int64 [T], slot that receives the key and value of each token.
+        slot_mapping: int64 [T], slot that receives the key and value of each token; -1 for padding, which has none.
+        plan: how the device shares out the attention of this step, on the device; None where it needs no plan.
     """
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_tables: torch.Tensor
     slot_mapping: torch.Tensor
+    plan: AttentionPlan | None = None
 
 
 class PagedAttention(nn.Module):
@@ -71,5 +73,6 @@ class PagedAttention(nn.Module):
             metadata.seq_lens,
             metadata.block_tables,
             self.scale,
+            plan=metadata.plan,
         )
         return attended.flatten(1)

@@ -1,0 +1,78 @@
+"""Ranks of a tensor-parallel group as threads of one process, for tests of what ranks compute rather than how they talk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from octavo.worker.distributed import TensorParallelGroup
+
+Result = TypeVar("Result")
+PATIENCE_S = 60.0
+
+
+class ThreadGroup:
+    """One rank's end: the ranks leave their tensors in a list that they share, and meet before and after reading it."""
+
+    def __init__(self, rank: int, shared: list[torch.Tensor | None], meeting: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(shared)
+        self.shared = shared
+        self.meeting = meeting
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.shared[self.rank] = x.clone()
+        self.meeting.wait(PATIENCE_S)
+        tensors = [tensor for tensor in self.shared if tensor is not None]
+        self.meeting.wait(PATIENCE_S)
+        return tensors
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        first, *others = self._exchange(x)
+        total = first.clone()
+        for other in others:
+            total += other
+        return x.copy_(total)
+
+    def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
+        tensors = self._exchange(x)
+        assert [tensor.shape for tensor in tensors] == [(len(x), width) for width in widths]
+        return torch.cat(tensors, dim=1) if self.rank == 0 else None
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(self._exchange(x)[0])
+
+    def barrier(self, timeout_s: float) -> None:
+        self.meeting.wait(timeout_s)
+
+
+def thread_groups(size: int) -> list[TensorParallelGroup]:
+    """Return the ends of a new group."""
+    shared: list[torch.Tensor | None] = [None] * size
+    meeting = threading.Barrier(size)
+    return [ThreadGroup(rank, shared, meeting) for rank in range(size)]
+
+
+def run_ranks(size: int, work: Callable[[TensorParallelGroup], Result]) -> list[Result]:
+    """Run `work` on every rank at once; return the results by rank, or raise what the first to fail raised."""
+    groups = thread_groups(size)
+    results: dict[int, Result] = {}
+    problems: list[BaseException] = []
+
+    def run(group: TensorParallelGroup) -> None:
+        try:
+            results[group.rank] = work(group)
+        except BaseException as problem:
+            problems.append(problem)
+            groups[0].meeting.abort()
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return [results[rank] for rank in range(size)]
