@@ -25,6 +25,7 @@ from octavo.protocol.lifecycle import (
     Launch,
     StartupError,
     decode_status,
+    process_name,
     write_launch,
 )
 
@@ -37,14 +38,23 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     Attributes:
         title: what `ps` and messages call it.
         command: argument list; the process reads its Launch from standard input.
-        index: rank of a worker, number of an API server.
+        index: rank of a worker over all nodes, number of an API server.
+        num_alike: processes with this title over all nodes.
         dies_with_parent: the kernel kills it when the supervisor ends, whatever it is doing.
+        environment: all of it; None hands down the supervisor's own.
     """
 
     title: str
     command: tuple[str, ...]
     index: int = 0
+    num_alike: int = 1
     dies_with_parent: bool = False
+    environment: dict[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return process_name(self.title, self.index, self.num_alike)
 
 
 def module_command(module: str) -> tuple[str, ...]:
@@ -75,7 +85,7 @@ class ChildProcess:
             os.close(self.status_fd)
             raise StartupError(
                 ExitCode.FAILURE,
-                f"cannot start the {spec.title} process: {problem.strerror}; raise the limit on processes (ulimit -u) "
+                f"cannot start the {spec.name} process: {problem.strerror}; raise the limit on processes (ulimit -u) "
                 "or free memory",
             ) from problem
         finally:
@@ -87,6 +97,7 @@ class ChildProcess:
                 self.spec.command,
                 stdin=subprocess.PIPE,
                 pass_fds=(child_status_fd,),
+                env=self.spec.environment,
                 bufsize=0,
                 preexec_fn=prepare_new_process(os.getpid() if self.spec.dies_with_parent else None),
             )
@@ -94,7 +105,7 @@ class ChildProcess:
     def launch(self, config: EngineConfig) -> None:
         """Send the config; a process that ended already is seen by its exit."""
         self.has_launched = True
-        launch = Launch(config, os.getpid(), self._child_status_fd, self.spec.index)
+        launch = Launch(config, os.getpid(), self._child_status_fd, self.spec.index, self.spec.num_alike)
         with contextlib.suppress(BrokenPipeError):
             write_launch(self._control_fd(), launch)
 

@@ -22,12 +22,13 @@ from typing import NoReturn
 from octavo.api_server.api_keys import load_api_keys
 from octavo.api_server.child_process import module_command
 from octavo.api_server.model_source import ModelRequest, default_served_name, resolve_model
+from octavo.api_server.network import worker_environment
 from octavo.api_server.options import Parser, build_parser, in_words_of_flags, sections_of
 from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog, open_missing_standard_streams
 from octavo.api_server.stop_signals import HelperRunner, SignalInbox, StopRequestedError
 from octavo.api_server.supervisor import Supervisor, process_specs
-from octavo.protocol.config import CacheConfig, Dtype, EngineConfig, PreemptionMode, SchedulerConfig
+from octavo.protocol.config import ApiConfig, CacheConfig, Dtype, EngineConfig, PreemptionMode, SchedulerConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 MAX_SERVED_NAMES = 32  # with their longest length a Launch still fits into an empty pipe, so no write waits
@@ -49,6 +50,8 @@ def main() -> None:
         sys.exit(ExitCode.OK)
     if arguments.command is None:
         parser.error("no command given; try: octavo serve smollm2-135m")
+    if arguments.command == "cluster-key":
+        sys.exit(run_guarded(lambda signals, log: make_cluster_key(arguments.file, log)))
     parser.prog = "octavo serve"  # whose flags the next complaints are about
     check_arguments(parser, arguments)
     sys.exit(serve(arguments))
@@ -69,8 +72,43 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
         sections = sections_of(arguments)
     except ValueError as problem:
         parser.error(f"argument {in_words_of_flags(str(problem))}")
-    host, key_file = sections["api"].host, sections["api"].api_key_file
-    if not is_loopback(host) and key_file is None and not arguments.insecure_public_bind:
+    if sections["parallel"].num_nodes > 1:
+        check_cluster_key(parser, Path(sections["parallel"].cluster_key_file))
+    if sections["parallel"].node_rank == 0:
+        check_access(parser, sections["api"], arguments.insecure_public_bind)
+    if len(arguments.served_model_name or ()) > MAX_SERVED_NAMES:
+        parser.error(f"argument --served-model-name: at most {MAX_SERVED_NAMES} names, got more")
+    chunk = sections["scheduler"].max_tokens_per_request
+    if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
+        parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")
+    problem = why_host_memory_is_idle(sections["cache"], sections["scheduler"])
+    if problem is not None:
+        parser.error(problem)
+
+
+def check_cluster_key(parser: Parser, path: Path) -> None:
+    """Check the secret of the nodes; ends with a usage error."""
+    from octavo.protocol.cluster_key import read_cluster_key  # needs zmq, which one node's command line does not
+
+    try:
+        read_cluster_key(path)
+    except StartupError as problem:
+        parser.error(f"argument --cluster-key-file: {problem.message}")
+
+
+def make_cluster_key(path: Path, log: StartupLog) -> ExitCode:
+    """Write a new secret of nodes to `path`; raises StartupError."""
+    from octavo.protocol.cluster_key import write_cluster_key
+
+    write_cluster_key(path)
+    log.note(f"wrote {path}: give every node a copy that only its owner can read")
+    return ExitCode.OK
+
+
+def check_access(parser: Parser, api: ApiConfig, is_public_on_purpose: bool) -> None:
+    """Check that who can reach the server may use it; ends with a usage error."""
+    host, key_file = api.host, api.api_key_file
+    if not is_loopback(host) and key_file is None and not is_public_on_purpose:
         parser.error(
             f"argument --host: {host!r} can be reached from other machines and there is no --api-key-file; use "
             "127.0.0.1, name such a file, put an authenticating proxy in front, or say --insecure-public-bind"
@@ -80,14 +118,6 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
             load_api_keys(key_file)  # the API server reads it too, but only after the model has been fetched
         except StartupError as problem:
             parser.error(f"argument --api-key-file: {problem.message}")
-    if len(arguments.served_model_name or ()) > MAX_SERVED_NAMES:
-        parser.error(f"argument --served-model-name: at most {MAX_SERVED_NAMES} names, got more")
-    chunk = sections["scheduler"].max_tokens_per_request
-    if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
-        parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")
-    problem = why_host_memory_is_idle(sections["cache"], sections["scheduler"])
-    if problem is not None:
-        parser.error(problem)
 
 
 def why_host_memory_is_idle(cache: CacheConfig, scheduler: SchedulerConfig) -> str | None:
@@ -147,7 +177,8 @@ def _serve(arguments: argparse.Namespace, signals: SignalInbox, log: StartupLog)
             worker_module=arguments.worker_module,
             **sections_of(arguments),
         )
-        return Supervisor(config, process_specs(config), signals, log).run()
+        environment = worker_environment(config.parallel, os.environ)
+        return Supervisor(config, process_specs(config, environment), signals, log).run()
 
 
 def default_cache_directory() -> Path:

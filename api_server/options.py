@@ -1,6 +1,6 @@
-"""The flags of `octavo serve`: each is one field of the config, which also gives its default and its check.
+"""How the command line is read: parsers of text, help, and errors of one line that name the flag.
 
-Invariant: a flag that is not given leaves the config's own default, so there is one place for defaults.
+What the flags are is the table in `flags`.
 """
 
 from __future__ import annotations
@@ -10,176 +10,23 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import msgspec
 
-from octavo.protocol.config import (
-    ApiConfig,
-    CacheConfig,
-    Config,
-    Dtype,
-    EngineConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from octavo.api_server.flags import FLAGS, KV_SIZE_FLAGS, METAVARS, SECTIONS, Flag
+from octavo.protocol.config import Config, Dtype, EngineConfig, ModelConfig
 from octavo.protocol.lifecycle import ExitCode
 
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 MAX_NAME_LENGTH = 256
-METAVARS = {  # by the last word of a field's name, which is its unit where it has one
-    "host": "HOST",
-    "s": "SECONDS",
-    "bytes": "BYTES",
-    "utilization": "SHARE",
-    "share": "SHARE",
-    "policy": "POLICY",
-    "mode": "MODE",
-    "file": "FILE",
-}
 MAX_GIB = 2**20
-
 
 SERVE_DESCRIPTION = (
     "MODEL is a directory with config.json, safetensors and tokenizer.json; a .gguf file; a hub id such as "
     "HuggingFaceTB/SmolLM2-135M-Instruct; or smollm2-135m, the small default model. SIGTERM lets running requests "
     "finish, Ctrl-C does not."
 )
-
-
-class Flag(NamedTuple):
-    """One flag: `section.field` of EngineConfig. A boolean field has no value on the command line."""
-
-    names: tuple[str, ...]
-    section: str
-    field: str
-    help: str
-
-    @property
-    def type(self) -> Any:
-        """Type of the field, with its bounds."""
-        return get_type_hints(SECTIONS[self.section], include_extras=True)[self.field]
-
-
-FLAGS = (
-    Flag(("--host",), "api", "host", "address to listen on"),
-    Flag(("--port",), "api", "port", "port to listen on; 0 takes a free one"),
-    Flag(("--max-num-seqs",), "scheduler", "max_num_seqs", "requests that may hold KV memory at a time"),
-    Flag(
-        ("--max-num-batched-tokens",),
-        "scheduler",
-        "max_num_batched_tokens",
-        "token budget: tokens that one step computes over all requests",
-    ),
-    Flag(
-        ("--max-tokens-per-request",),
-        "scheduler",
-        "max_tokens_per_request",
-        "tokens that one step computes for one request, the chunk of chunked prefill; default: the token budget",
-    ),
-    Flag(
-        ("--max-steps-in-flight",),
-        "scheduler",
-        "max_steps_in_flight",
-        "2 sends a step before the result of the previous one is back; 1 is the plain loop",
-    ),
-    Flag(("--scheduling-policy",), "scheduler", "scheduling_policy", "who is admitted next"),
-    Flag(("--admission-policy",), "scheduler", "admission_policy", "when one more request fits"),
-    Flag(
-        ("--preemption-mode",),
-        "scheduler",
-        "preemption_mode",
-        "what happens to the KV of a preempted request; auto takes what is cheaper by the worker's measured speeds",
-    ),
-    Flag(
-        ("--max-prefill-share",),
-        "scheduler",
-        "max_prefill_share",
-        "share of the token budget that prompts may take while others decode; less bounds how much they slow them down",
-    ),
-    Flag(
-        ("--max-preemptions-per-request",),
-        "scheduler",
-        "max_preemptions_per_request",
-        "after so many a request is admitted only when it will not be preempted again",
-    ),
-    Flag(("--block-size",), "cache", "block_size", "tokens per KV block"),
-    Flag(
-        ("--enable-prefix-caching",),
-        "cache",
-        "enable_prefix_caching",
-        "share the KV blocks of equal beginnings (default), or not",
-    ),
-    Flag(
-        ("--swap-space-gib",),
-        "cache",
-        "swap_space_bytes",
-        "host memory in GiB to which the KV blocks of preempted requests are copied",
-    ),
-    Flag(
-        ("--kv-offload-gib",),
-        "cache",
-        "kv_offload_bytes",
-        "host memory in GiB for KV blocks that the prefix cache would drop",
-    ),
-    Flag(
-        ("--num-host-blocks",),
-        "cache",
-        "num_host_blocks",
-        "exact number of host blocks instead of what the two sizes hold, for experiments",
-    ),
-    Flag(
-        ("--check-swapped-blocks",),
-        "cache",
-        "check_swapped_blocks",
-        "keep a checksum of every block on the host and compare it when the block comes back",
-    ),
-    Flag(
-        ("--memory-utilization", "--gpu-memory-utilization"),
-        "cache",
-        "memory_utilization",
-        "share of the memory left after weights and the largest step that KV blocks take",
-    ),
-    Flag(("--threads",), "parallel", "num_threads", "CPU threads of a worker; default: its share of the cores"),
-    Flag(
-        ("--max-queued-requests",),
-        "api",
-        "max_queued_requests",
-        "requests that may wait beyond --max-num-seqs; more are refused with 429",
-    ),
-    Flag(
-        ("--max-queued-tokens",),
-        "api",
-        "max_queued_tokens",
-        "prompt tokens of requests without output, more are refused with 429; default: four times the KV memory",
-    ),
-    Flag(
-        ("--api-key-file",),
-        "api",
-        "api_key_file",
-        "TOML file with the API keys, one [[key]] with name, key or key_sha256, and weight each; default: no keys",
-    ),
-    Flag(("--log-requests",), "api", "log_requests", "log one line per request, never its text"),
-    Flag(("--request-timeout",), "api", "request_timeout_s", "longest life of a request in seconds"),
-    Flag(
-        ("--drain-grace",),
-        "api",
-        "drain_grace_s",
-        "seconds after SIGTERM in which new requests are still taken, while /ready already says 503",
-    ),
-    Flag(("--drain-timeout",), "api", "drain_timeout_s", "seconds after that for running requests to finish"),
-)
-KV_SIZE_FLAGS = (
-    Flag(("--kv-cache-memory",), "cache", "kv_cache_bytes", "exact size of the KV memory, such as 512MiB or 2GiB"),
-    Flag(("--num-device-blocks",), "cache", "num_device_blocks", "exact number of KV blocks, for experiments"),
-)
-SECTIONS: dict[str, type[Config]] = {
-    "api": ApiConfig,
-    "scheduler": SchedulerConfig,
-    "cache": CacheConfig,
-    "parallel": ParallelConfig,
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -202,6 +49,10 @@ def build_parser() -> Parser:
     for flag in KV_SIZE_FLAGS:
         _add_flag(kv_size, flag)
     _add_other_flags(serve)
+    cluster_key = commands.add_parser(
+        "cluster-key", help="write a new secret for --cluster-key-file", allow_abbrev=False
+    )
+    cluster_key.add_argument("file", metavar="FILE", type=Path, help="new file; give every node a copy")
     commands.add_parser("simulate", help="replay a trace with the real scheduler and a cost model", add_help=False)
     return parser
 
@@ -276,14 +127,6 @@ def _parser_of(flag: Flag) -> Callable[[str], Any]:
 
 
 def _add_other_flags(serve: Parser) -> None:
-    serve.add_argument(
-        "--tensor-parallel-size",
-        dest="parallel.tensor_parallel_size",
-        type=_tensor_parallel_size,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="devices that share the model; this version takes only 1",
-    )
     serve.add_argument("--cache-dir", metavar="DIR", help="where downloads and imports go (default: ~/.cache/octavo)")
     serve.add_argument(
         "--insecure-public-bind",
@@ -339,9 +182,3 @@ def _served_model_name(text: str) -> str:
     if not text.strip() or len(text) > MAX_NAME_LENGTH or not text.isprintable():
         raise argparse.ArgumentTypeError(f"must be 1 to {MAX_NAME_LENGTH} printable characters")
     return text
-
-
-def _tensor_parallel_size(text: str) -> int:
-    if text != "1":
-        raise argparse.ArgumentTypeError(f"must be 1: this version runs a model on one device, got {text!r}")
-    return 1

@@ -4,6 +4,9 @@ Order of the start: all processes at once, because most of the time goes into im
 and so load weights, only when an API server has bound the port. Invariant: `run` returns only when no child is left.
 The urgency of a stop only grows: a first SIGTERM drains, a SIGINT or a second SIGTERM lets nobody finish, one more
 kills. Rejected: asyncio, because there is nothing here but one wait on a few descriptors.
+
+With several nodes each has a supervisor; that of another node than 0 has only workers. Nodes are often stopped
+together, so there a drain means to go on until node 0 has drained, which is seen by its end.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import setproctitle
@@ -39,12 +42,22 @@ class Urgency(IntEnum):
     KILL = 3
 
 
-def process_specs(config: EngineConfig) -> tuple[ProcessSpec, ...]:
-    """The processes of one instance, in the order in which they start."""
-    workers = (
-        ProcessSpec(WORKER, module_command(config.worker_module), rank, dies_with_parent=True)
-        for rank in range(config.parallel.tensor_parallel_size)
+def process_specs(config: EngineConfig, worker_environment: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
+    """The processes of this node, in the order in which they start."""
+    parallel = config.parallel
+    workers = tuple(
+        ProcessSpec(
+            WORKER,
+            module_command(config.worker_module),
+            rank,
+            parallel.tensor_parallel_size,
+            dies_with_parent=True,
+            environment=dict(worker_environment),
+        )
+        for rank in parallel.local_ranks
     )
+    if parallel.node_rank > 0:
+        return workers
     return (
         ProcessSpec(API_SERVER, module_command("octavo.api_server")),
         *workers,
@@ -86,12 +99,16 @@ class Supervisor:
             stop_all(self.children, STOP_PATIENCE_S)
             self.selector.close()
 
+    @property
+    def _is_node_0(self) -> bool:
+        return self.config.parallel.node_rank == 0
+
     def _start_processes(self) -> None:
         for spec in self.specs:
             child = ChildProcess(spec)
             self.children.append(child)
             self.selector.register(child.status_fd, selectors.EVENT_READ, child)
-            if spec.title != WORKER:
+            if spec.title != WORKER or not self._is_node_0:
                 child.launch(self.config)
 
     def _wait(self) -> None:
@@ -105,7 +122,12 @@ class Supervisor:
             return True
         if self.drain_deadline_s is not None and time.monotonic() >= self.drain_deadline_s:
             return True
-        return all(child.has_ended() for child in self._api_servers())
+        if self._is_node_0:
+            return all(child.has_ended() for child in self._api_servers())
+        return self.urgency > Urgency.DRAIN or any(self._saw_node_0_end(child) for child in self.children)
+
+    def _saw_node_0_end(self, child: ChildProcess) -> bool:
+        return child.failure is not None and child.failure.exit_code is ExitCode.NODE_LOST
 
     def _api_servers(self) -> list[ChildProcess]:
         return [child for child in self.children if child.spec.title == API_SERVER]
@@ -126,7 +148,8 @@ class Supervisor:
                 child.send(Command.DRAIN)
         api = self.config.api
         if self.urgency is Urgency.DRAIN:
-            self.log.note(f"stopping: running requests have {api.drain_timeout_s:g} s to finish")
+            whose = "running requests have" if self._is_node_0 else "node 0 has"
+            self.log.note(f"stopping: {whose} {api.drain_timeout_s:g} s to finish")
             self.drain_deadline_s = time.monotonic() + api.drain_grace_s + api.drain_timeout_s + DRAIN_MARGIN_S
         else:
             self.log.note("stopping now: running requests end with an error")
@@ -144,7 +167,7 @@ class Supervisor:
     def _handle(self, child: ChildProcess, status: AnyStatus) -> None:
         match status:
             case Progress(phase, duration_s, detail):
-                if child.spec.index == 0:
+                if child is self._first_called(child.spec.title):
                     self.log.phase(phase, duration_s, detail)
                 if phase == PORT_PHASE:
                     self.url = detail
@@ -155,6 +178,10 @@ class Supervisor:
             case Failed():
                 child.failure = child.failure or status
 
+    def _first_called(self, title: str) -> ChildProcess:
+        """Return the process that speaks for its kind: they all do the same at the same time."""
+        return next(child for child in self.children if child.spec.title == title)
+
     def _launch_workers(self) -> None:
         for child in self.children:
             if not child.has_launched:
@@ -163,7 +190,11 @@ class Supervisor:
     def _announce_when_ready(self) -> None:
         if not self.is_serving and all(child.is_ready for child in self.children):
             self.is_serving = True
-            self.log.ready(f"{self.url}/v1")
+            self.log.ready(f"{self.url}/v1" if self._is_node_0 else self._place_in_cluster())
+
+    def _place_in_cluster(self) -> str:
+        parallel = self.config.parallel
+        return f"node {parallel.node_rank} of {parallel.num_nodes}; requests go to node 0, {parallel.master_address}"
 
     def _raise_first_cause(self, ended: list[ChildProcess]) -> None:
         """Raise what went wrong first: a process that was killed, else one that gives a reason, else one that left.
@@ -175,18 +206,21 @@ class Supervisor:
             if child.was_killed():
                 raise self._death_of(child)
         for child in self.children:
-            if child.failure is not None:
+            if child.failure is not None and not self._may_end(child):
                 raise StartupError(child.failure.exit_code, child.failure.message)
         for child in unexplained:
             raise self._death_of(child)
 
     def _may_end(self, child: ChildProcess) -> bool:
-        return self.urgency is not Urgency.NONE and child.spec.title == API_SERVER and child.ended_well()
+        if self.urgency is Urgency.NONE:
+            return False
+        if self._is_node_0:
+            return child.spec.title == API_SERVER and child.ended_well()
+        return self._saw_node_0_end(child)
 
     def _death_of(self, child: ChildProcess) -> StartupError:
-        name = f"{child.spec.title} {child.spec.index}" if child.spec.index else child.spec.title
         when = "" if self.is_serving else " during the start"
         return StartupError(
             ExitCode.PROCESS_DIED,
-            f"the {name} process (pid {child.pid}) {child.how_it_ended()}{when}; everything was stopped",
+            f"the {child.spec.name} process (pid {child.pid}) {child.how_it_ended()}{when}; everything was stopped",
         )

@@ -57,8 +57,9 @@ class WorkerExecutor:
         Raises StartupError when a node does not come in time, or was started for something else than this one.
         """
         verdict = self._wait_for_hellos(agreement_of(config), config.parallel.node_timeout_s)
-        for name in self.ranks:
-            self.listener.send(name, encode(verdict))
+        for name, rank in self.ranks.items():
+            if not verdict.problem or self._node_of(rank) > 0:  # on this node the supervisor is told, below
+                self.listener.send(name, encode(verdict))
         if verdict.problem:
             self.listener.close()  # which sends what is queued
             raise StartupError(ExitCode(verdict.exit_code), verdict.problem)

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 MAX_COMMANDS_PER_TURN = 256  # a flood of commands must not keep results waiting
 MAX_WORKER_FRAMES_PER_TURN = 16
+MORE_MEMORY = "raise --memory-utilization (on a GPU --gpu-memory-utilization) or --kv-cache-memory"
 
 
 class Server:
@@ -150,15 +151,16 @@ def common_memory(config: EngineConfig, workers: Sequence[WorkerReady]) -> Worke
     if memory.num_device_blocks < 1:
         raise StartupError(
             ExitCode.OUT_OF_MEMORY,
-            "there is no memory for KV blocks: raise --memory-utilization or --kv-cache-memory, or use a smaller model",
+            f"there is no memory for KV blocks: {MORE_MEMORY}, or use a smaller model",
         )
     num_tokens = memory.num_device_blocks * config.cache.block_size
     if num_tokens < config.model.max_model_len - 1:  # the last token of a request is never computed
         logger.warning(
             "KV blocks hold %s tokens, fewer than --max-model-len %s; longer requests are refused. "
-            "Lower --max-model-len, or raise --memory-utilization or --kv-cache-memory",
+            "Lower --max-model-len, or %s",
             f"{num_tokens:,}",
             f"{config.model.max_model_len:,}",
+            MORE_MEMORY,
         )
     return memory
 

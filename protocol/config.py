@@ -177,7 +177,7 @@ class ParallelConfig(Config, frozen=True):
     deterministic: bool = False
     num_nodes: Positive = 1
     node_rank: NonNegative = 0
-    master_address: str | None = None
+    master_address: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z:._%-]{1,253}$")] | None = None
     master_port: Annotated[int, msgspec.Meta(ge=1, le=65534)] = 29500
     cluster_key_file: str | None = None
     node_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 60.0

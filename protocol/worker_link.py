@@ -2,8 +2,8 @@
 
 On one machine it is a socket, and the supervisor sees every death. With several nodes a worker first says hello and
 waits until all nodes are there and were started alike; and a worker on another node than 0 watches the connection,
-because when node 0 is gone nobody else there knows. Invariant: with several nodes no worker loads anything before
-all nodes have met, and none outlives the connection.
+because when node 0 is gone nobody else there knows; on node 0 the supervisor sees that first. Invariant: with several
+nodes no worker loads anything before all nodes have met, and none outlives the connection.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class WorkerLink:
         while frame is None and time.monotonic() < deadline_s:
             is_lost = self.connection.next_event(0) is ConnectionEvent.LOST
             frame = self.connection.receive(0 if is_lost else TURN_S)
-            if is_lost and frame is None:
+            if is_lost and frame is None and self.parallel.node_rank > 0:  # on node 0 the supervisor sees it
                 raise StartupError(ExitCode.NODE_LOST, self._gone_text)
         if frame is None:
             raise StartupError(

@@ -21,7 +21,7 @@ def specs(api: str, engine: str, *workers: str) -> list[ProcessSpec]:
 
     return [
         ProcessSpec(API_SERVER, command(API_SERVER, api)),
-        *(ProcessSpec(WORKER, command(WORKER, w), i, dies_with_parent=True) for i, w in enumerate(workers)),
+        *(ProcessSpec(WORKER, command(WORKER, w), i, len(workers), True) for i, w in enumerate(workers)),
         ProcessSpec(ENGINE_CORE, command(ENGINE_CORE, engine)),
     ]
 

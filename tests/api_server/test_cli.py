@@ -12,11 +12,14 @@ import pytest
 from server_process import OCTAVO
 
 from octavo.api_server import cli
-from octavo.api_server.options import FLAGS, KV_SIZE_FLAGS, build_parser, sections_of
+from octavo.api_server.flags import FLAGS, KV_SIZE_FLAGS
+from octavo.api_server.options import build_parser, sections_of
+from octavo.protocol.cluster_key import write_cluster_key
 from octavo.protocol.config import (
     AdmissionPolicy,
     ApiConfig,
     CacheConfig,
+    DeviceKind,
     ParallelConfig,
     PreemptionMode,
     SchedulerConfig,
@@ -48,8 +51,8 @@ def test_flags_become_the_config() -> None:
     found = sections(
         *("--host", "127.0.0.2", "--port", "0", "--request-timeout", "5", "--drain-grace", "0", "--log-requests"),
         *("--max-num-seqs", "3", "--max-tokens-per-request", "7", "--max-steps-in-flight", "1", "--threads", "2"),
-        *("--block-size", "32", "--gpu-memory-utilization", "0.9", "--kv-cache-memory", "1.5GiB"),
-        *("--tensor-parallel-size", "1", "--max-queued-tokens", "99"),
+        *("--block-size", "32", "--memory-utilization", "0.9", "--kv-cache-memory", "1.5GiB"),
+        *("--gpu-memory-utilization", "0.8", "--max-queued-tokens", "99"),
         *("--scheduling-policy", "longest-prefix", "--admission-policy", "reserve-all", "--preemption-mode", "swap"),
         *("--max-prefill-share", "0.25", "--max-preemptions-per-request", "2"),
         *("--no-enable-prefix-caching", "--swap-space-gib", "1.5", "--kv-offload-gib", "0", "--num-host-blocks", "0"),
@@ -78,6 +81,7 @@ def test_flags_become_the_config() -> None:
     assert found["cache"] == CacheConfig(
         block_size=32,
         memory_utilization=0.9,
+        gpu_memory_utilization=0.8,
         kv_cache_bytes=3 * 2**29,
         enable_prefix_caching=False,
         swap_space_bytes=3 * 2**29,
@@ -88,12 +92,38 @@ def test_flags_become_the_config() -> None:
     assert sections("--enable-prefix-caching")["cache"] == CacheConfig()
 
 
+def test_flags_of_devices_and_nodes(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.touch()
+    found = sections(
+        *("--device", "cuda", "--tensor-parallel-size", "8", "--enforce-eager", "--deterministic"),
+        *("--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", "4000"),
+        *("--cluster-key-file", str(key_file), "--node-timeout", "5"),
+    )
+    assert found["parallel"] == ParallelConfig(
+        device=DeviceKind.CUDA,
+        tensor_parallel_size=8,
+        enforce_eager=True,
+        deterministic=True,
+        num_nodes=2,
+        node_rank=1,
+        master_address="10.0.0.1",
+        master_port=4000,
+        cluster_key_file=str(key_file),
+        node_timeout_s=5.0,
+    )
+    assert list(found["parallel"].local_ranks) == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize(("text", "num_bytes"), [("4096", 4096), ("512MiB", 2**29), ("2GiB", 2**31), ("1 KiB", 1024)])
 def test_sizes_have_units(text: str, num_bytes: int) -> None:
     assert sections("--kv-cache-memory", text)["cache"] == CacheConfig(kv_cache_bytes=num_bytes)
 
 
-VALUE_FLAGS = [flag for flag in (*FLAGS, *KV_SIZE_FLAGS) if flag.type is not bool and flag.field != "host"]
+TWO_NODES = ("--nnodes", "2", "--tensor-parallel-size", "2")
+VALUE_FLAGS = [
+    flag for flag in (*FLAGS, *KV_SIZE_FLAGS) if flag.type is not bool and flag.field not in ("host", "master_address")
+]
 
 
 @pytest.mark.parametrize("flag", [name for flag in VALUE_FLAGS for name in flag.names])
@@ -115,7 +145,17 @@ def test_no_flag_takes_nonsense(flag: str, value: str, capsys: pytest.CaptureFix
         ([], "command"),
         (["serve", "m", "--max-num-seq", "3"], "--max-num-seq"),
         (["serve", "m", "--dtype", "int8"], "--dtype"),
-        (["serve", "m", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+        (["serve", "m", "--tensor-parallel-size", "65"], "--tensor-parallel-size"),
+        (["serve", "m", "--device", "tpu"], "--device: must be one of auto, cpu, cuda, got 'tpu'"),
+        (["serve", "m", "--nnodes", "2"], "--tensor-parallel-size (1) must be a multiple of --nnodes (2)"),
+        (["serve", "m", "--node-rank", "1"], "--node-rank (1) must be below --nnodes (1)"),
+        (
+            ["serve", "m", *TWO_NODES, "--cluster-key-file", __file__],
+            "--master-addr must be given, because --nnodes is 2",
+        ),
+        (["serve", "m", *TWO_NODES, "--master-addr", "a"], "--cluster-key-file must be given, because --nnodes is 2"),
+        (["serve", "m", *TWO_NODES, "--master-addr", "a b"], "--master-addr"),
+        (["serve", "m", *TWO_NODES, "--master-addr", "a", "--cluster-key-file", __file__], "--cluster-key-file"),
         (["serve", "m", "--host", "0.0.0.0"], "--insecure-public-bind"),  # noqa: S104
         (["serve", "m", "--host", "example.org"], "--insecure-public-bind"),
         (["serve", "m", "--served-model-name", " "], "--served-model-name"),
@@ -178,6 +218,37 @@ def test_a_key_file_that_others_can_read_is_refused_and_no_key_is_shown(tmp_path
     assert f"chmod o-rwx {key_file}" in result.stderr
     assert result.stderr.count("\n") == 1
     assert "sk-1" not in result.stderr
+
+
+def test_a_new_cluster_key_is_only_for_its_owner_and_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert run("cluster-key", str(path)).returncode == ExitCode.OK
+    assert path.stat().st_mode & 0o777 == 0o600
+    secret = path.read_text()
+    again = run("cluster-key", str(path))
+    assert again.returncode == ExitCode.FAILURE
+    assert again.stderr == f"octavo: error: cannot write {path}: File exists\n"
+    assert path.read_text() == secret
+    assert secret.strip() not in again.stderr
+
+
+def test_a_cluster_key_that_others_can_read_is_refused_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_cluster_key(path)
+    path.chmod(0o640)
+    result = run("serve", "m", *TWO_NODES, "--master-addr", "a", "--cluster-key-file", str(path))
+    assert result.returncode == ExitCode.USAGE
+    assert f"--cluster-key-file: {path} is open to others than its owner; run: chmod 600 {path}" in result.stderr
+    assert path.read_text().strip() not in result.stderr
+
+
+def test_only_node_0_answers_http_so_only_there_its_flags_are_checked(tmp_path: Path) -> None:
+    write_cluster_key(tmp_path / "key")
+    shared = ("--master-addr", "a", "--cluster-key-file", str(tmp_path / "key"), "--host", "0.0.0.0")  # noqa: S104
+    parser = build_parser()
+    cli.check_arguments(parser, parser.parse_args(["serve", "m", *TWO_NODES, *shared, "--node-rank", "1"]))
+    with pytest.raises(SystemExit):
+        cli.check_arguments(parser, parser.parse_args(["serve", "m", *TWO_NODES, *shared]))
 
 
 def test_version() -> None:
