@@ -50,7 +50,7 @@ class ClusterKey(NamedTuple):
         """Return the pair whose secret half this is; raise ValueError when it is none."""
         try:
             return cls(zmq.curve_public(secret), secret)
-        except zmq.ZMQError as problem:
+        except (zmq.ZMQError, ValueError) as problem:
             raise ValueError("no CURVE key of 40 Z85 characters") from problem
 
 

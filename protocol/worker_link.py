@@ -28,7 +28,7 @@ from octavo.protocol.transport import Connection, ConnectionEvent, Listener
 from octavo.protocol.worker_messages import WorkerHello
 
 MAX_REFUSALS = 3  # one may be an engine core that ends at this moment, or another server that leaves the port
-HELLO_MARGIN_S = 10.0  # node 0 waits for the last node for `node_timeout_s`; its answer needs a moment more
+HELLO_MARGIN_S = 5.0  # node 0 waits for the last node for `node_timeout_s`; its answer needs a moment more
 CAUSE_PATIENCE_S = 2.0
 TURN_S = 0.2
 

@@ -96,11 +96,20 @@ class ProcessTree:
 
 
 class ServerProcess(ProcessTree):
-    """`octavo serve MODEL` on a free port. As a context manager: ready inside, stopped cleanly and gone after it."""
+    """`octavo serve MODEL` on a free port. As a context manager: ready inside, stopped cleanly and gone after it.
 
-    def __init__(self, model: str | Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    `prefix` is a command that runs it somewhere else, such as in a network namespace.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
         port = () if "--port" in arguments else ("--port", "0")
-        super().__init__([OCTAVO, "serve", str(model), *port, *arguments], environment)
+        super().__init__([*prefix, OCTAVO, "serve", str(model), *port, *arguments], environment)
 
     @property
     def url(self) -> str:
