@@ -106,11 +106,11 @@ class WorkerExecutor:
                 raise self._loss_of(rank)
 
     def _loss_of(self, rank: int) -> WorkerLostError:
-        if self.check_interval_s is None:
-            return WorkerLostError(ExitCode.PROCESS_DIED, f"worker {rank} is gone or takes no steps")
         node = self._node_of(rank)
+        if node == 0:
+            return WorkerLostError(ExitCode.PROCESS_DIED, f"worker {rank} is gone or takes no steps")
         text = f"node {node} is gone: its worker {rank} is not connected any more; see the log of that node"
-        return WorkerLostError(ExitCode.NODE_LOST if node else ExitCode.PROCESS_DIED, text)
+        return WorkerLostError(ExitCode.NODE_LOST, text)
 
     def _node_of(self, rank: int) -> int:
         return rank // self.num_local_workers
