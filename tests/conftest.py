@@ -8,6 +8,7 @@ a user. With TRITON_INTERPRET=0 in the environment kernels are compiled, which n
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,21 @@ def interpret_triton_kernels() -> None:
 
 if os.environ.get("TRITON_INTERPRET") != "0":
     interpret_triton_kernels()
+
+
+SHOWN = pytest.StashKey[dict[str, str]]()
+
+
+@pytest.fixture
+def show_at_the_end(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """A function (title, text) whose text stands below the results of the run: for tables that a check makes."""
+    return request.config.stash.setdefault(SHOWN, {}).__setitem__
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for title, text in config.stash.get(SHOWN, {}).items():
+        terminalreporter.section(title)
+        terminalreporter.write_line(text)
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from aot_targets import Target
 
 import octavo.kernels.triton.backends  # registers what `select` chooses from
 from octavo.kernels import registry
-from octavo.kernels.ops import activation, attention, linear, norm, rotary, sampling
+from octavo.kernels.ops import activation, attention, linear, moe, norm, philox, rotary, sampling
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 
@@ -28,10 +27,6 @@ class Case:
     name: str
     run: Callable[[], None]
     is_slow: bool = False
-    needs_fp8: bool = False
-
-    def applies_to(self, target: Target) -> bool:
-        return target.has_fp8 or not self.needs_fp8
 
 
 class Shape(NamedTuple):
@@ -135,11 +130,23 @@ def gated(name: str, intermediate_size: int, dtype: torch.dtype = BF16) -> None:
 
 def sample(vocab_size: int, num_rows: int = 64) -> None:
     options = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.float64)
-    logits = torch.empty(num_rows, vocab_size)
+    logits, temperatures, min_ps = torch.empty(num_rows, vocab_size), torch.empty(num_rows), torch.empty(num_rows)
     uniforms = torch.empty(num_rows, dtype=torch.float64)
-    temperatures, min_ps = torch.empty(num_rows), torch.empty(num_rows)
     sampling.sample_tokens(logits, temperatures, *options, min_ps, uniforms)
-    sampling.sample_tokens(logits, temperatures, None, None, None, uniforms)
+
+
+def sample_plainly(vocab_size: int, num_rows: int = 64) -> None:
+    uniforms = torch.empty(num_rows, dtype=torch.float64)
+    sampling.sample_tokens(torch.empty(num_rows, vocab_size), torch.empty(num_rows), None, None, None, uniforms)
+
+
+def random_numbers() -> None:
+    philox.philox_uniform(*(torch.empty(64, dtype=torch.int64) for _ in range(4)))
+
+
+def experts(num_experts: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype = BF16) -> None:
+    rows, start_loc = torch.empty(128, hidden_size, dtype=dtype), torch.empty(num_experts + 1, dtype=torch.int32)
+    moe.grouped_linear(rows, torch.empty(num_experts, 2 * intermediate_size, hidden_size, dtype=dtype), start_loc)
 
 
 def deterministic_linear(num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype = BF16) -> None:
@@ -154,22 +161,58 @@ def deterministic_head(shape: Shape, dtype: torch.dtype = BF16) -> None:
     linear.head_logits.implementations["deterministic"](hidden, weight, torch.empty(1, shape.hidden_size))
 
 
-CASES = [
+ATTENTION = [
     Case("attention decode, Llama 8B", decode(LLAMA_8B)),
     Case("attention prefill, Llama 8B", prefill(LLAMA_8B)),
-    Case("attention mixed, Llama 8B", mixed(LLAMA_8B)),
     Case("attention decode, SmolLM2", decode(SMOLLM2)),
     Case("attention prefill, SmolLM2", prefill(SMOLLM2)),
+    Case("attention mixed, Llama 8B", mixed(LLAMA_8B), is_slow=True),
+    Case("attention mixed, blocks of 64", mixed(LLAMA_8B, block_size=64)),
+    Case("attention mixed, blocks of 32", mixed(LLAMA_8B, block_size=32), is_slow=True),
+    Case("attention mixed, head size 80", mixed(heads(32, 32, 80))),
+    Case("attention mixed, head size 96", mixed(heads(32, 32, 96)), is_slow=True),
+    Case("attention mixed, head size 256", mixed(heads(16, 8, 256))),
+    Case("attention mixed, group of 8", mixed(heads(64, 8, 128)), is_slow=True),
+    Case("attention mixed, fp16", mixed(LLAMA_8B, dtype=FP16), is_slow=True),
+    Case("attention mixed, fp32", mixed(SMOLLM2, dtype=FP32), is_slow=True),
+    Case("attention mixed, window", mixed(LLAMA_8B, window=4096)),
+    Case("attention mixed, soft cap", mixed(heads(16, 8, 256), soft_cap=50.0), is_slow=True),
+    Case("attention mixed, window and soft cap", mixed(LLAMA_8B, window=4096, soft_cap=30.0), is_slow=True),
+    Case("attention mixed, fp8 cache", mixed(LLAMA_8B, kv_dtype=FP8)),
+    Case("attention mixed, fp8 cache, head size 64", mixed(SMOLLM2, kv_dtype=FP8), is_slow=True),
     Case("write KV, Llama 8B", lambda: write_kv(LLAMA_8B)),
+    Case("write KV, SmolLM2", lambda: write_kv(SMOLLM2), is_slow=True),
+    Case("write KV, fp8 cache", lambda: write_kv(LLAMA_8B, kv_dtype=FP8)),
+    Case("write KV, head size 80", lambda: write_kv(heads(32, 32, 80)), is_slow=True),
     Case("copy blocks", copy_blocks),
+]
+DENSE = [
     Case("norm, 4096", lambda: rms_norm(4096, has_residual=False)),
     Case("norm with residual, 4096", lambda: rms_norm(4096, has_residual=True)),
+    Case("norm with residual, 576", lambda: rms_norm(576, has_residual=True)),
+    Case("norm with residual, 8192", lambda: rms_norm(8192, has_residual=True), is_slow=True),
+    Case("norm with residual, 4096, fp16", lambda: rms_norm(4096, True, FP16), is_slow=True),
+    Case("norm with residual, 4096, fp32", lambda: rms_norm(4096, True, FP32), is_slow=True),
     Case("rotary, Llama 8B", lambda: rotate(LLAMA_8B)),
-    Case("SiLU and product, Llama 8B", lambda: gated("silu_mul", 14336)),
+    Case("rotary, SmolLM2", lambda: rotate(SMOLLM2)),
+    Case("rotary, part of the head", lambda: rotate(heads(32, 32, 80), rotary_dim=32), is_slow=True),
+    Case("rotary, fp32", lambda: rotate(SMOLLM2, FP32), is_slow=True),
+    Case("SiLU and product", lambda: gated("silu_mul", 14336)),
+    Case("GELU and product", lambda: gated("gelu_mul", 14336)),
     Case("sampling, 128k", lambda: sample(128256)),
+    Case("sampling without filters, 128k", lambda: sample_plainly(128256)),
+    Case("sampling, 49k", lambda: sample(49152), is_slow=True),
+    Case("random numbers", random_numbers),
+    Case("experts, Mixtral", lambda: experts(8, 4096, 14336)),
+    Case("experts, 128 of them", lambda: experts(128, 2048, 768), is_slow=True),
+    Case("experts, fp32", lambda: experts(8, 512, 1024, FP32), is_slow=True),
     Case("deterministic linear, Llama 8B", lambda: deterministic_linear(64, 4096, 6144)),
+    Case("deterministic linear, SmolLM2", lambda: deterministic_linear(64, 576, 960)),
+    Case("deterministic linear, fp16", lambda: deterministic_linear(64, 4096, 6144, FP16), is_slow=True),
+    Case("deterministic linear, fp32", lambda: deterministic_linear(64, 576, 960, FP32), is_slow=True),
     Case("deterministic head, Llama 8B", lambda: deterministic_head(LLAMA_8B)),
 ]
+CASES = [*ATTENTION, *DENSE]
 
 registry.select("triton")
 __all__ = ["CASES", "Case", "octavo"]

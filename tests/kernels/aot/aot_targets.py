@@ -24,7 +24,6 @@ class Target:
         shared_bytes: shared memory of a multiprocessor.
         max_warps: resident warps of a multiprocessor.
         tensor_core_patterns: name -> regular expression in the assembly.
-        has_fp8: stores and converts fp8 (e4m3, with NaN and no infinity) in hardware.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Target:
     shared_bytes: int
     max_warps: int
     tensor_core_patterns: dict[str, str]
-    has_fp8: bool
     registers: int = 65536
 
     @property
@@ -59,9 +57,9 @@ _MMA = {"mma": r"\bmma\.sync"}
 TARGETS = {
     target.name: target
     for target in (
-        Target("sm_80", GPUTarget("cuda", 80, 32), 166912, 167936, 64, _MMA, has_fp8=False),
-        Target("sm_90", GPUTarget("cuda", 90, 32), 232448, 233472, 64, {"wgmma": r"wgmma\.mma_async", **_MMA}, True),
-        Target("sm_100", GPUTarget("cuda", 100, 32), 232448, 233472, 64, {"tcgen05": r"tcgen05\.mma", **_MMA}, True),
-        Target("gfx942", GPUTarget("hip", "gfx942", 64), 65536, 65536, 32, {"mfma": r"\bv_mfma"}, has_fp8=False),
+        Target("sm_80", GPUTarget("cuda", 80, 32), 166912, 167936, 64, _MMA),
+        Target("sm_90", GPUTarget("cuda", 90, 32), 232448, 233472, 64, {"wgmma": r"wgmma\.mma_async", **_MMA}),
+        Target("sm_100", GPUTarget("cuda", 100, 32), 232448, 233472, 64, {"tcgen05": r"tcgen05\.mma", **_MMA}),
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 65536, 65536, 32, {"mfma": r"\bv_mfma"}),
     )
 }
