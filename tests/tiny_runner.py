@@ -23,7 +23,7 @@ class RecordingSampler(Sampler):
     """Keeps a copy of the logits of the last step; spoils the row that it is told to, once."""
 
     def __init__(self) -> None:
-        super().__init__(VOCAB_SIZE, (), CPU)
+        super().__init__(VOCAB_SIZE, ())
         self.logits: torch.Tensor | None = None
         self.row_to_spoil: int | None = None
 

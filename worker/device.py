@@ -1,172 +1,185 @@
-"""What the CPU gives a worker: cores, memory, and which number formats it computes natively.
+"""What a worker needs of the device that it owns: memory, number formats, kernels, order, and graphs.
 
-A container's limits count, not the machine's: the cgroup's memory limit and CPU quota, the affinity mask. Memory that
-the page cache holds is free, because the kernel gives it back. Facts are read from the kernel's files at the moment
-they are asked for; paths are arguments, so that tests can hand in other kernels. Rejected: torch's defaults, which
-start one thread per core of the machine inside a container that may use two.
+Two kinds implement it, `cpu_device` and `cuda_device`; a third one, which runs everything late and in a hostile order,
+is the tests'. Work goes to the device in streams, as on GPUs: what one stream is given runs in that order, streams
+among each other run as they like, and events tie them. A CPU does everything at once, so there the ties are nothing.
+So one model runner serves all kinds, and what differs between them is written here and nowhere else.
+
+Invariant: after the start nothing but `Event.synchronize` and `Device.synchronize` waits for the device. Rejected:
+asking torch for the kind of a tensor's device where it matters (the branches would be all over the worker), and
+separate runners for CPU and GPU (the second one could only be tested where there is a GPU).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import resource
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
 
-import psutil
+import numpy as np
 import torch
 
-from octavo.protocol.config import DeviceKind, Dtype, ParallelConfig
+from octavo.protocol.config import CacheConfig, Dtype
 from octavo.protocol.lifecycle import ExitCode, StartupError
+from octavo.worker.host import free_memory_bytes
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-PROCESS_FILES = Path("/proc/self")
-CPU_INFO = Path("/proc/cpuinfo")
 MIB = 2**20
-RESET_PEAK = "5"  # proc(5), clear_refs: the peak of resident memory becomes the present value
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is Arm's name
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
+FAILED_ALLOCATIONS = ("can't allocate memory", "out of memory")  # torch has no type of its own for the host's
 
 
-def select_device(parallel: ParallelConfig) -> torch.device:
-    """Return the device of this worker; raises StartupError(USAGE) for what this build cannot run on."""
-    if parallel.device is DeviceKind.CUDA:
-        raise StartupError(ExitCode.USAGE, f"device {parallel.device} is not supported yet, only cpu")
-    if parallel.tensor_parallel_size > 1:
-        raise StartupError(
-            ExitCode.USAGE, f"--tensor-parallel-size {parallel.tensor_parallel_size} is not supported yet, use 1"
-        )
-    return torch.device("cpu")
+class Event(Protocol):
+    """A point in a stream; the names are those of torch.cuda.Event."""
+
+    def query(self) -> bool:
+        """Return whether the device has come there."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when the device has come there."""
+        ...
+
+    def wait(self) -> None:
+        """Let what the present stream gets from now on come after it; the host does not wait."""
+        ...
 
 
-def _read(path: Path) -> str:
-    """Return the text of a kernel file, empty when it is not there."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+class Graph(Protocol):
+    """Recorded work: the same operations on the same memory, started as one."""
+
+    def replay(self) -> None: ...
 
 
-def _cgroup_directories(controller: str, root: Path, process_files: Path) -> list[Path]:
-    """Return where the limits of this process's cgroup may be, innermost first; version 1 and 2.
+class Uploader(Protocol):
+    """The way of a step's arrays to the device."""
 
-    Inside a container the path that the process sees may not exist below its own mount, so that the parents up to the
-    root are listed too; all of them limit it.
+    def upload(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Return the arrays as tensors on the device, where they stay until the next upload; does not wait for it.
+
+        Arrays that come first and have the same dtypes and shapes are at the same places each time.
+        """
+        ...
+
+
+class MemoryBudget(NamedTuple):
+    """What the KV cache may take of the device's memory.
+
+    Attributes:
+        num_bytes: that many; not positive when what is needed beside it does not fit.
+        reserved_bytes: of that, what steps and graphs take while they run.
+        free_bytes: what is free now.
+        share: what `num_bytes` is a share of, in words.
+        advice: which flag gives more.
     """
-    directories: list[Path] = []
-    for line in _read(process_files / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            base = root / controller if controllers else root
-            inside = base / path.lstrip("/")
-            directories += [folder for folder in (inside, *inside.parents) if folder.is_relative_to(base)]
-    return directories
+
+    num_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    share: str
+    advice: str
 
 
-def num_usable_cores(root: Path = CGROUP_ROOT, process_files: Path = PROCESS_FILES) -> int:
-    """Return the whole cores that this process may use: affinity, bounded by the cgroup's CPU quota; at least 1."""
-    num_cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    for directory in _cgroup_directories("cpu", root, process_files):
-        quota, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
-        fields = (_read(directory / "cpu.max") or f"{quota} {period}").split()
-        if len(fields) == 2 and fields[0].isdigit() and int(fields[1]) > 0:  # no limit is "max", or -1
-            num_cores = min(num_cores, int(fields[0]) / int(fields[1]))
-    return max(1, int(num_cores))
+class Device(Protocol):
+    """One device of one worker. Streams are torch's current stream unless a method says otherwise."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    @property
+    def uses_host_memory(self) -> bool:
+        """Return whether its memory is the host's."""
+        ...
+
+    @property
+    def has_graphs(self) -> bool: ...
+
+    def describe(self) -> str:
+        """Return its name for the log."""
+        ...
+
+    def select_dtype(self, asked: Dtype | None, stored: Dtype | None) -> tuple[torch.dtype, str]:
+        """Return the dtype to compute in, and in words why when it is not what was asked or stored."""
+        ...
+
+    def select_kernels(self, is_deterministic: bool) -> dict[str, str]:
+        """Choose the implementations of all ops for this process; return them, op -> backend."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Return the memory that this worker can still take."""
+        ...
+
+    def measure_peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return by how much the memory in use rises while `run` works."""
+        ...
+
+    def kv_budget(self, cache: CacheConfig, free_bytes: int, reserved_bytes: int) -> MemoryBudget:
+        """Return what the KV cache may take.
+
+        Args:
+            free_bytes: what was free before the largest step ran.
+            reserved_bytes: what steps and graphs take beside the weights.
+        """
+        ...
+
+    def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor in host memory that the device can copy from and to without waiting."""
+        ...
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in host memory that has the content of `tensor` when the device has come this far."""
+        ...
+
+    def make_uploader(self, num_bytes: int) -> Uploader:
+        """Return the way of a step's arrays to the device, for steps of up to `num_bytes`; more is possible."""
+        ...
+
+    def record(self) -> Event:
+        """Return an event at the end of what the present stream has been given."""
+        ...
+
+    def on_side_stream(self) -> AbstractContextManager[object]:
+        """Give what is done inside to the side stream, which is for copies."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when everything that was given to the device is done."""
+        ...
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+        """Record what `run` does instead of doing it; return it and the tensor that each replay leaves its result in.
+
+        All graphs share one pool of memory, so a result lasts until the next replay of any of them.
+        """
+        ...
 
 
-def set_threads(parallel: ParallelConfig) -> int:
-    """Set the number of threads that kernels use in this process, and return it."""
-    num_threads = parallel.num_threads or max(1, num_usable_cores() // parallel.tensor_parallel_size)
-    torch.set_num_threads(num_threads)
-    return num_threads
-
-
-def _cgroup_free_bytes(root: Path, process_files: Path) -> Iterator[int]:
-    for directory in _cgroup_directories("memory", root, process_files):
-        limit = _read(directory / "memory.max") or _read(directory / "memory.limit_in_bytes")
-        usage = _read(directory / "memory.current") or _read(directory / "memory.usage_in_bytes")
-        if limit.strip().isdigit() and usage.strip().isdigit():
-            yield int(limit) - int(usage) + _page_cache_bytes(_read(directory / "memory.stat"))
-
-
-def _page_cache_bytes(memory_stat: str) -> int:
-    """Return what a cgroup's page cache holds; version 1 counts the whole subtree in its `total_` lines."""
-    values = dict(line.split() for line in memory_stat.splitlines())
-    prefix = "total_" if "total_inactive_file" in values else ""
-    return sum(int(values.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
-
-
-def free_memory_bytes(root: Path = CGROUP_ROOT, process_files: Path = PROCESS_FILES) -> int:
-    """Return the bytes that this process can still take: of the machine, bounded by each limit of its cgroups."""
-    return max(0, min([psutil.virtual_memory().available, *_cgroup_free_bytes(root, process_files)]))
-
-
-def _peak_resident_bytes() -> int:
-    if match := re.search(r"VmHWM:\s+(\d+) kB", _read(PROCESS_FILES / "status")):
-        return int(match[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def measure_peak_growth_bytes(run: Callable[[], object]) -> int:
-    """Return how far this process's memory rises above its present size while `run` works."""
-    with contextlib.suppress(OSError):  # then an earlier peak may hide a part of the growth
-        (PROCESS_FILES / "clear_refs").write_text(RESET_PEAK)
-    before_bytes = psutil.Process().memory_info().rss
-    run()
-    return max(0, _peak_resident_bytes() - before_bytes)
-
-
-def out_of_memory(purpose: str, needed_bytes: int | None, advice: str) -> StartupError:
-    """Return the error that says what is needed (None: not known), what is there, and which flag helps."""
+def out_of_memory(purpose: str, needed_bytes: int | None, advice: str, free_bytes: int | None = None) -> StartupError:
+    """Return the error that says what is needed (None: not known), what is free (None: the host's), and what helps."""
     needed = "more" if needed_bytes is None else f"{needed_bytes / MIB:.1f} MiB"
-    free = f"{free_memory_bytes() / MIB:.1f} MiB"
+    free = f"{(free_memory_bytes() if free_bytes is None else free_bytes) / MIB:.1f} MiB"
     return StartupError(
         ExitCode.OUT_OF_MEMORY, f"not enough memory for {purpose}: {needed} needed, {free} free; {advice}"
     )
 
 
-def check_fits(purpose: str, needed_bytes: int, advice: str) -> None:
-    """Raise StartupError(OUT_OF_MEMORY) when `needed_bytes` are not free."""
-    if needed_bytes > free_memory_bytes():
-        raise out_of_memory(purpose, needed_bytes, advice)
+def check_fits(purpose: str, needed_bytes: int, advice: str, free_bytes: int | None = None) -> None:
+    """Raise StartupError(OUT_OF_MEMORY) when `needed_bytes` are more than `free_bytes` (None: what the host has)."""
+    if needed_bytes > (free_memory_bytes() if free_bytes is None else free_bytes):
+        raise out_of_memory(purpose, needed_bytes, advice, free_bytes)
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(purpose: str, needed_bytes: int | None, advice: str) -> Iterator[None]:
+def explain_out_of_memory(
+    purpose: str, needed_bytes: int | None, advice: str, free_bytes: int | None = None
+) -> Iterator[None]:
     """Turn a failed allocation inside the block (a limit that no file shows) into StartupError(OUT_OF_MEMORY)."""
     try:
         yield
     except MemoryError as problem:
-        raise out_of_memory(purpose, needed_bytes, advice) from problem
+        raise out_of_memory(purpose, needed_bytes, advice, free_bytes) from problem
     except RuntimeError as problem:
-        if "can't allocate memory" not in str(problem):  # torch has no type of its own for this on the CPU
+        if not any(words in str(problem) for words in FAILED_ALLOCATIONS):
             raise
-        raise out_of_memory(purpose, needed_bytes, advice) from problem
-
-
-def has_native_bfloat16(cpu_info: Path = CPU_INFO) -> bool:
-    """Return whether the CPU multiplies bfloat16 without converting it first."""
-    for line in _read(cpu_info).splitlines():
-        if line.startswith(("flags", "Features")):
-            return not BFLOAT16_FLAGS.isdisjoint(line.split())
-    return False
-
-
-def select_dtype(asked: Dtype | None, stored: Dtype | None, cpu_info: Path = CPU_INFO) -> tuple[torch.dtype, str]:
-    """Return the dtype to compute in, and in words why when it is not what was asked or stored.
-
-    Without a wish, 16-bit weights stay 16 bits wide where the CPU computes with them; a checkpoint that names no dtype
-    counts as one (GGUF files are quantised further than that). float16 is not computed on CPUs: bfloat16 stands in
-    for it where that is native, since it has the same size, else float32.
-    """
-    native = Dtype.BFLOAT16 if has_native_bfloat16(cpu_info) else Dtype.FLOAT32
-    if asked is Dtype.FLOAT16:
-        return TORCH_DTYPES[native], f"float16 is not computed on CPUs, {native} is used"
-    if asked is not None:
-        return TORCH_DTYPES[asked], ""
-    if stored is Dtype.FLOAT32:
-        return torch.float32, ""
-    wanted = stored or Dtype.BFLOAT16
-    return TORCH_DTYPES[native], f"this CPU has no native {wanted}" if native is not wanted else ""
+        raise out_of_memory(purpose, needed_bytes, advice, free_bytes) from problem

@@ -1,10 +1,11 @@
-"""One step as tensors: the tokens to compute, their positions, and where their keys and values go.
+"""One step as arrays on the host: the tokens to compute, their positions, and where their keys and values go.
 
-A pure function of the rows and the decision. First stand the steady requests with one token each, in the order in which
-they joined, then the others in the order of `num_scheduled_tokens`; the tokens of one request are neighbours. A request
-whose chunk reaches its last known token is sampled; that is the only difference between prefill and decode. Steady
-requests are only ever touched as arrays. A request that has failed is computed like any other until it is dropped: its
-values reach nobody else, and leaving it out would be one more case.
+A pure function of the rows and the decision. A token that only the device knows yet stands as what the rows say of it.
+First stand the steady requests with one token each, in the order in which they joined, then the others in the order of
+`num_scheduled_tokens`; the tokens of one request are neighbours. A request whose chunk reaches its last known token is
+sampled; that is the only difference between prefill and decode. Steady requests are only ever touched as arrays. A
+request that has failed is computed like any other until it is dropped: its values reach nobody else, and leaving it out
+would be one more case.
 
     request            a         b            c
     token_ids     a7 a8 a9      b4       c0 c1 c2 c3          T = 8
@@ -18,31 +19,34 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from octavo.worker.layers.attention import AttentionMetadata
 from octavo.worker.request_states import RequestStates
 
 
 class InputBatch(NamedTuple):
-    """Inputs of one step; R requests, T tokens, S sampled requests.
+    """Inputs of one step; R requests, T tokens, S sampled requests. The fields of the attention are those of its op.
 
     Attributes:
         rows: int64 [R], of the requests.
         num_scheduled_tokens: int64 [R].
-        token_ids, positions: int64 [T].
-        metadata: where the tokens belong in the KV cache.
+        token_ids, positions, slot_mapping: int64 [T].
+        query_start_loc: int32 [R + 1].
+        seq_lens: int32 [R].
+        block_tables: int32 [R, max_blocks].
         sampled_requests: int64 [S], indices among the R.
         sampled_tokens: int64 [S], the last token of each sampled request, index among the T.
     """
 
     rows: np.ndarray
     num_scheduled_tokens: np.ndarray
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    metadata: AttentionMetadata
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slot_mapping: np.ndarray
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
     sampled_requests: np.ndarray
-    sampled_tokens: torch.Tensor
+    sampled_tokens: np.ndarray
 
 
 def _check(states: RequestStates, rows: np.ndarray, num_scheduled: np.ndarray, block_size: int) -> None:
@@ -71,9 +75,7 @@ def _batch_order(states: RequestStates, num_scheduled_tokens: dict[str, int]) ->
     return np.concatenate((states.steady_rows, named)), num_tokens
 
 
-def make_input_batch(
-    states: RequestStates, num_scheduled_tokens: dict[str, int], block_size: int, device: torch.device
-) -> InputBatch | None:
+def make_input_batch(states: RequestStates, num_scheduled_tokens: dict[str, int], block_size: int) -> InputBatch | None:
     """Return the step's inputs, or None when there is nothing to compute.
 
     Raises KeyError for a request without a row, ValueError for a step that reaches past a request's tokens or blocks,
@@ -93,21 +95,15 @@ def make_input_batch(
     max_blocks = -(-int(seq_lens.max()) // block_size)
     blocks = states.block_tables[row_of_token, positions // block_size].astype(np.int64)
     sampled_requests = np.flatnonzero(seq_lens == states.num_tokens[rows])
-
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
     return InputBatch(
         rows=rows,
         num_scheduled_tokens=num_tokens,
-        token_ids=on_device(states.token_ids[row_of_token, positions]),
-        positions=on_device(positions),
-        metadata=AttentionMetadata(
-            query_start_loc=on_device(query_start_loc),
-            seq_lens=on_device(seq_lens.astype(np.int32)),
-            block_tables=on_device(states.block_tables[rows, :max_blocks]),
-            slot_mapping=on_device(blocks * block_size + positions % block_size),
-        ),
+        token_ids=states.token_ids[row_of_token, positions],
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens.astype(np.int32),
+        block_tables=states.block_tables[rows, :max_blocks],
         sampled_requests=sampled_requests,
-        sampled_tokens=on_device(query_start_loc[1:][sampled_requests].astype(np.int64) - 1),
+        sampled_tokens=query_start_loc[1:][sampled_requests].astype(np.int64) - 1,
     )

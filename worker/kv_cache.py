@@ -1,9 +1,9 @@
 """The KV cache: how many blocks fit in each memory tier, and the tensors that hold them.
 
 A tier is one tensor that is allocated once and never grows, so that serving cannot run out of memory later. On a CPU
-its pages cost nothing until a block is first written. The number of device blocks is a share of what is free when the
-weights are in, the largest step has been seen, and the host tier is taken off; a size given in bytes or blocks is taken
-as it is, and the host tier always is such a size.
+its pages cost nothing until a block is first written. The number of device blocks is what the device's budget holds
+when the weights are in, the largest step has been seen, and on a CPU the host tier is taken off; a size given in bytes
+or blocks is taken as it is, and the host tier always is such a size. Beside a GPU it is pinned.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 
 from octavo.protocol.config import CacheConfig
-from octavo.worker.device import MIB, check_fits, explain_out_of_memory, out_of_memory
+from octavo.worker.device import MIB, Device, MemoryBudget, check_fits, explain_out_of_memory, out_of_memory
+from octavo.worker.host import free_memory_bytes
 
 KV_CACHE = "the KV cache"
 HOST_TIER = "the host tier of the KV cache"
 LOWER_HOST_SIZE = "lower --swap-space-gib, --kv-offload-gib or --num-host-blocks"
 LOWER_KV_SIZE = "lower --kv-cache-memory or --num-device-blocks"
 LOWER_STEP_SIZE = "lower --max-model-len, --max-num-batched-tokens or --max-num-seqs"
-LOWER_MODEL_LEN = "lower --max-model-len or raise --memory-utilization"
 
 
 class KvShape(NamedTuple):
@@ -37,38 +37,36 @@ def block_num_bytes(shape: KvShape, block_size: int, dtype: torch.dtype) -> int:
     return 2 * math.prod(shape) * block_size * dtype.itemsize
 
 
-def plan_num_blocks(cache: CacheConfig, block_bytes: int, max_model_len: int, free_bytes: int, step_bytes: int) -> int:
-    """Return how many device blocks to allocate.
+def plan_num_blocks(cache: CacheConfig, block_bytes: int, max_model_len: int, budget: MemoryBudget) -> int:
+    """Return how many device blocks of `block_bytes` to allocate.
 
-    Args:
-        block_bytes: of one block, see `block_num_bytes`.
-        free_bytes: memory that is free now.
-        step_bytes: what the largest step takes of it while it runs.
-
-    Raises StartupError(OUT_OF_MEMORY) when the share of the memory that is left does not hold one request of
-    `max_model_len` tokens. A size that the user gave is not second-guessed: the engine core refuses a request that
-    can never fit.
+    Raises StartupError(OUT_OF_MEMORY) when the budget does not hold one request of `max_model_len` tokens. A size that
+    the user gave is not second-guessed: the engine core refuses a request that can never fit.
     """
     if cache.num_device_blocks is not None:
         return cache.num_device_blocks
     if cache.kv_cache_bytes is not None:
         num_blocks = cache.kv_cache_bytes // block_bytes
         if num_blocks == 0:
-            raise out_of_memory("one KV block", block_bytes, "raise --kv-cache-memory")
+            raise out_of_memory("one KV block", block_bytes, "raise --kv-cache-memory", budget.free_bytes)
         return num_blocks
-    if step_bytes >= free_bytes:
-        raise out_of_memory("the largest step", step_bytes, LOWER_STEP_SIZE)
-    num_blocks = int((free_bytes - step_bytes) * cache.memory_utilization) // block_bytes
+    if budget.num_bytes <= 0:
+        purpose = f"the largest step in {budget.share}"
+        raise out_of_memory(purpose, budget.reserved_bytes, f"{LOWER_STEP_SIZE}; {budget.advice}", budget.free_bytes)
+    num_blocks = budget.num_bytes // block_bytes
     num_needed = math.ceil(max_model_len / cache.block_size)
     if num_blocks < num_needed:
-        share = f"{cache.memory_utilization:.0%} of what is left"
-        needed_bytes = num_needed * block_bytes
-        raise out_of_memory(f"one request of {max_model_len} tokens in {share}", needed_bytes, LOWER_MODEL_LEN)
+        purpose = f"one request of {max_model_len} tokens in {budget.share}"
+        raise out_of_memory(purpose, num_needed * block_bytes, budget.advice, budget.free_bytes)
     return num_blocks
 
 
 def plan_num_host_blocks(cache: CacheConfig, block_bytes: int, free_bytes: int, step_bytes: int) -> int:
-    """Return how many host blocks to allocate; the arguments are those of `plan_num_blocks`.
+    """Return how many host blocks of `block_bytes` to allocate.
+
+    Args:
+        free_bytes: of the host's memory.
+        step_bytes: what the largest step takes of it.
 
     Raises StartupError(OUT_OF_MEMORY) when they do not fit beside the largest step.
     """
@@ -81,42 +79,40 @@ def plan_num_host_blocks(cache: CacheConfig, block_bytes: int, free_bytes: int, 
     return num_blocks
 
 
-def _allocate(
-    shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, is_pinned: bool
-) -> torch.Tensor:
-    sizes = (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-    return torch.empty(sizes, dtype=dtype, device=device, pin_memory=is_pinned)
+def _shape_of(shape: KvShape, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    return (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
 
 
 def allocate_kv_cache(
-    shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device
 ) -> torch.Tensor:
     """Return [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], uninitialised.
 
     Raises StartupError(OUT_OF_MEMORY) when it is larger than what is free.
     """
-    num_bytes = num_blocks * block_num_bytes(shape, block_size, dtype)
-    check_fits(KV_CACHE, num_bytes, LOWER_KV_SIZE)
-    with explain_out_of_memory(KV_CACHE, num_bytes, LOWER_KV_SIZE):
-        return _allocate(shape, num_blocks, block_size, dtype, device, is_pinned=False)
+    num_bytes, free_bytes = num_blocks * block_num_bytes(shape, block_size, dtype), device.free_bytes()
+    check_fits(KV_CACHE, num_bytes, LOWER_KV_SIZE, free_bytes)
+    with explain_out_of_memory(KV_CACHE, num_bytes, LOWER_KV_SIZE, free_bytes):
+        return torch.empty(_shape_of(shape, num_blocks, block_size), dtype=dtype, device=device.torch_device)
 
 
-def allocate_host_cache(shape: KvShape, num_blocks: int, kv_cache: torch.Tensor) -> torch.Tensor:
-    """Return a tensor like `kv_cache` with `num_blocks`, 0 or more, in host memory; pinned when that one is on a GPU.
+def allocate_host_cache(shape: KvShape, num_blocks: int, kv_cache: torch.Tensor, device: Device) -> torch.Tensor:
+    """Return a tensor like `kv_cache` with `num_blocks`, 0 or more, in host memory that the device can reach.
 
     Raises StartupError(OUT_OF_MEMORY) when it does not fit; beside `kv_cache` when the host's memory is the device's,
     because that one's pages are still to be taken.
     """
-    is_gpu = kv_cache.device.type == "cuda"
     block_size, dtype = kv_cache.shape[3], kv_cache.dtype
     num_bytes = num_blocks * block_num_bytes(shape, block_size, dtype)
-    purpose, needed_bytes = HOST_TIER, num_bytes
-    if not is_gpu:
+    purpose, needed_bytes, free_bytes = HOST_TIER, num_bytes, free_memory_bytes()
+    if device.uses_host_memory:
         purpose, needed_bytes = f"{KV_CACHE} and its host tier", num_bytes + kv_cache.nbytes
+        free_bytes = device.free_bytes()
     advice = f"{LOWER_HOST_SIZE}, or {LOWER_KV_SIZE}"
-    check_fits(purpose, needed_bytes, advice)
-    with explain_out_of_memory(purpose, needed_bytes, advice):
-        return _allocate(shape, num_blocks, block_size, dtype, torch.device("cpu"), is_pinned=is_gpu and num_blocks > 0)
+    check_fits(purpose, needed_bytes, advice, free_bytes)
+    sizes = _shape_of(shape, num_blocks, block_size)
+    with explain_out_of_memory(purpose, needed_bytes, advice, free_bytes):
+        return device.empty_host(sizes, dtype) if num_blocks else torch.empty(sizes, dtype=dtype)
 
 
 def describe_kv_cache(kv_cache: torch.Tensor, host_cache: torch.Tensor) -> str:

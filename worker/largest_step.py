@@ -5,7 +5,11 @@ requests are sampled with every option in use. Values do not matter, so the cach
 block 0. One layer is run: the next ones would take the same memory again, and seconds at long contexts.
 
 The speed is that of a second run, in half the context, as the tokens of a long prompt have it on average. Where the
-first run takes so long that another one would be felt at the start, it is that of the first run.
+first run takes so long that another one would be felt at the start, it is that of the first run; but not on a GPU,
+whose first run also compiles kernels.
+
+A captured graph keeps what its operations need for itself, so the largest decode step is run as well where there will
+be graphs. What driver and libraries take when they first run is in use afterwards, and so is no part of either figure.
 """
 
 from __future__ import annotations
@@ -17,16 +21,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from octavo.kernels.ops.attention import HeadShape, plan_attention
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.worker.device import explain_out_of_memory, measure_peak_growth_bytes
+from octavo.worker.device import Device, explain_out_of_memory
+from octavo.worker.graph import graph_sizes
 from octavo.worker.kv_cache import LOWER_STEP_SIZE
 from octavo.worker.layers.attention import AttentionMetadata
 from octavo.worker.models.llama import LlamaForCausalLM
-from octavo.worker.sampler import Sampler, SamplingRows
+from octavo.worker.sampler import Sampler, SamplingBatch, SamplingRows
 from octavo.worker.sampling_table import SamplingTable
 
 MAX_SECOND_RUN_S = 0.3
+GRAPH_NUM_BYTES = 8 * 2**20  # what the driver keeps of one graph of a model with some ten layers to a hundred
 ALL_OPTIONS = SamplingParams(max_tokens=2, min_tokens=1, temperature=0.5, top_k=50, top_p=0.5, min_p=0.01)
 
 
@@ -36,10 +43,12 @@ class LargestStep(NamedTuple):
     Attributes:
         num_bytes: by which memory grows while it runs.
         tokens_per_s: of a large step of prompts through all layers.
+        graph_bytes: an estimate of what the graphs of decode steps will take, 0 without graphs.
     """
 
     num_bytes: int
     tokens_per_s: float
+    graph_bytes: int = 0
 
 
 def largest_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadata]:
@@ -59,39 +68,88 @@ def largest_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadat
     return torch.arange(num_tokens, dtype=torch.int64) % max_model_len, metadata
 
 
+def decode_inputs(config: EngineConfig, num_requests: int) -> tuple[torch.Tensor, AttentionMetadata]:
+    """Return the same of requests that compute one token each, the last of the longest context."""
+    max_model_len = config.model.max_model_len
+    blocks = math.ceil(max_model_len / config.cache.block_size)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32),
+        seq_lens=torch.full((num_requests,), max_model_len, dtype=torch.int32),
+        block_tables=torch.zeros((num_requests, blocks), dtype=torch.int32),
+        slot_mapping=torch.arange(num_requests, dtype=torch.int64),
+    )
+    return torch.full((num_requests,), max_model_len - 1, dtype=torch.int64), metadata
+
+
 def _rows_with_all_options(num_rows: int) -> SamplingRows:
     table = SamplingTable(1)
     table.assign(0, ALL_OPTIONS)
     return SamplingRows(table, np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64))
 
 
-@torch.inference_mode()
-def measure_largest_step(
-    model: LlamaForCausalLM, sampler: Sampler, config: EngineConfig, dtype: torch.dtype, device: torch.device
-) -> LargestStep:
-    """Run the largest step and return what it costs; raises StartupError(OUT_OF_MEMORY)."""
-    positions, metadata = largest_inputs(config)
-    positions, metadata = positions.to(device), AttentionMetadata(*(tensor.to(device) for tensor in metadata))
-    block_size, sizes = config.cache.block_size, model.kv_shape
-    num_blocks = math.ceil(len(positions) / block_size)
-    shape = (1, 2, num_blocks, block_size, sizes.num_kv_heads, sizes.head_dim)
-    sampled = _rows_with_all_options(config.scheduler.max_num_seqs)
-    layer_times_s: list[float] = []
+class _LayerRun:
+    """Runs steps through the first layer, over a cache of zeros."""
 
-    def run_layer(metadata: AttentionMetadata) -> torch.Tensor:
+    def __init__(self, model: LlamaForCausalLM, config: EngineConfig, dtype: torch.dtype, device: Device) -> None:
+        self.model = model
+        self.device = device
+        self.heads = HeadShape(model.layers[0].attention.num_query_heads, *model.kv_shape[1:])
+        block_size = config.cache.block_size
+        num_blocks = math.ceil(config.scheduler.max_num_batched_tokens / block_size)
+        shape = (1, 2, num_blocks, block_size, *model.kv_shape[1:])
+        # Zeroed in place, which takes its memory from the system before anything is measured.
+        self.kv_cache = torch.empty(shape, dtype=dtype, device=device.torch_device).zero_()
+        self.duration_s = 0.0  # of the last step
+
+    def step(self, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        """Run one step, given in host memory, to its end; return [T, hidden_size]."""
+        plan = plan_attention(metadata.query_start_loc.diff().numpy(), metadata.seq_lens.numpy(), self.heads)
+        metadata = AttentionMetadata(*(self._on_device(tensor) for tensor in metadata[:4]))
+        if plan is not None:
+            plan = plan._replace(work=self._on_device(plan.work), reductions=self._on_device(plan.reductions))
+        positions = self._on_device(positions)
+        self.device.synchronize()
         started_s = time.perf_counter()
-        hidden = model(torch.zeros_like(positions), positions, kv_cache, metadata)
-        layer_times_s.append(time.perf_counter() - started_s)
+        hidden = self.model(torch.zeros_like(positions), positions, self.kv_cache, metadata._replace(plan=plan))
+        self.device.synchronize()
+        self.duration_s = time.perf_counter() - started_s
         return hidden
 
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device.torch_device)
+
+
+def _sampling_batch(sampler: Sampler, num_rows: int, device: torch.device) -> SamplingBatch:
+    options = sampler.prepare(_rows_with_all_options(num_rows))
+    return SamplingBatch(*(None if option is None else torch.from_numpy(option).to(device) for option in options))
+
+
+@torch.inference_mode()
+def measure_largest_step(
+    model: LlamaForCausalLM, sampler: Sampler, config: EngineConfig, dtype: torch.dtype, device: Device
+) -> LargestStep:
+    """Run the largest step and return what it costs; raises StartupError(OUT_OF_MEMORY). All ranks have to call it."""
+    positions, metadata = largest_inputs(config)
+    max_num_seqs = config.scheduler.max_num_seqs
+
     def run() -> None:
-        logits = model.compute_logits(run_layer(metadata)[:1].expand(len(sampled.rows), -1))
-        sampler.sample(logits, sampler.prepare(sampled))
+        logits = model.compute_logits(layer.step(positions, metadata)[:1].expand(max_num_seqs, -1))
+        if logits is not None:
+            sampler.sample(logits, _sampling_batch(sampler, max_num_seqs, device.torch_device))
 
     with explain_out_of_memory("the largest step", None, LOWER_STEP_SIZE):
-        kv_cache = torch.empty(shape, dtype=dtype, device=device).zero_()  # zero_ touches it before the measuring
-        num_bytes = measure_peak_growth_bytes(run)
-    if layer_times_s[0] / 2 <= MAX_SECOND_RUN_S:  # half the context takes half the time, at long contexts
+        layer = _LayerRun(model, config, dtype, device)
+        num_bytes = device.measure_peak_bytes(run)
+    if device.has_graphs or layer.duration_s / 2 <= MAX_SECOND_RUN_S:  # half the context takes half the time, if long
         longest_chunk = metadata.query_start_loc.diff().max()
-        run_layer(metadata._replace(seq_lens=torch.maximum(metadata.seq_lens // 2, longest_chunk)))
-    return LargestStep(num_bytes, len(positions) / (layer_times_s[-1] * sizes.num_layers))
+        layer.step(positions, metadata._replace(seq_lens=torch.maximum(metadata.seq_lens // 2, longest_chunk)))
+    tokens_per_s = len(positions) / (layer.duration_s * model.kv_shape.num_layers)
+    return LargestStep(num_bytes, tokens_per_s, _graph_bytes(layer, config, device))
+
+
+def _graph_bytes(layer: _LayerRun, config: EngineConfig, device: Device) -> int:
+    if not device.has_graphs or config.parallel.enforce_eager:
+        return 0
+    sizes = graph_sizes(config.scheduler.max_num_seqs)
+    inputs = decode_inputs(config, sizes[-1])
+    return device.measure_peak_bytes(lambda: layer.step(*inputs)) + len(sizes) * GRAPH_NUM_BYTES

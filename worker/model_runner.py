@@ -1,9 +1,13 @@
 """One step: apply what changed, run the model, sample or list candidates, remember the sampled tokens.
 
-Only rows that will be sampled pass through the output head. A request whose logits are not a distribution (NaN, or
-nothing finite) fails alone: it gets no token, and its neighbours never see it. Its row goes on as if it had got one,
-because the engine core may have sent the next step already and counts on it; so the results of both processes stay in
-line without a word about the failure, and every later one of that row is NO_TOKEN.
+`launch` gives a step to the device and returns; `PendingStep.result` is what came of it. Between the two the next step
+may be launched: each row's last token stays on the device, in `last_token_ids`, and the next step takes it from there.
+Invariant: nothing in `launch` waits for the device, so that a step is there before the device is done with the one
+before; a device that does everything at once just returns later from it. With checksums of swapped blocks, a debugging
+aid, it does wait. Only rows that will be sampled pass through the output head.
+
+Of a captured graph there is the forward pass alone: it has most of the operations and needs no options, while what
+follows it depends on who asks for what, and is given to the device while that is still busy with the forward pass.
 """
 
 from __future__ import annotations
@@ -11,13 +15,40 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from octavo.protocol.engine_messages import ErrorCode
-from octavo.protocol.worker_messages import NO_TOKEN, Candidates, ModelRunnerOutput, SchedulerOutput
+from octavo.kernels.ops.attention import (
+    AttentionPlan,
+    HeadShape,
+    PlanCapacity,
+    decode_plan_capacity,
+    plan_attention,
+)
+from octavo.kernels.ops.candidates import likeliest_tokens
+from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.block_copies import BlockCopier
+from octavo.worker.cpu_device import CPU_DEVICE
+from octavo.worker.device import Device
+from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
+from octavo.worker.distributed_checksum import with_checksum
+from octavo.worker.graph import NO_GRAPHS, StepGraphs, capture_graphs, graph_sizes
 from octavo.worker.input_batch import InputBatch, make_input_batch
 from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.request_states import RequestStates
-from octavo.worker.sampler import Sampler, SamplingRows
+from octavo.worker.sampler import Sampler
+from octavo.worker.step_inputs import (
+    MASKED_CANDIDATES,
+    Choices,
+    attention_metadata,
+    choice_arrays,
+    forward_arrays,
+    make_choices,
+    plan_num_bytes,
+    resolve_token_ids,
+    sampling_batch,
+    step_num_bytes,
+)
+from octavo.worker.step_result import ChosenTokens, Downloads, PendingStep
+
+Tensors = dict[str, torch.Tensor]
 
 
 class ModelRunner:
@@ -30,32 +61,64 @@ class ModelRunner:
         sampler: Sampler,
         states: RequestStates,
         copier: BlockCopier,
+        device: Device = CPU_DEVICE,
+        group: TensorParallelGroup = SINGLE_RANK,
+        max_num_batched_tokens: int = 0,
     ) -> None:
-        """`kv_cache`, the device tier of `copier`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]."""
+        """`kv_cache`, the device tier of `copier`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim].
+
+        `max_num_batched_tokens` is the most that a step usually computes: what is more goes to the device by itself.
+        """
         self.model = model
         self.kv_cache = kv_cache
         self.block_size = kv_cache.shape[3]
         self.sampler = sampler
         self.states = states
         self.copier = copier
+        self.device = device
+        self.group = group
+        self.heads = HeadShape(model.layers[0].attention.num_query_heads, *model.kv_shape[1:])
+        plan_bytes = plan_num_bytes(self.plan_capacity(states.num_requests))
+        self.uploader = device.make_uploader(step_num_bytes(states, max_num_batched_tokens) + plan_bytes)
+        self.last_token_ids = torch.zeros(states.num_rows, dtype=torch.int64, device=device.torch_device)
+        self.graphs: StepGraphs = NO_GRAPHS
+
+    def plan_capacity(self, num_requests: int) -> PlanCapacity:
+        """Return how large the plan of a step of one token for each of `num_requests` requests can be."""
+        num_slots = self.kv_cache.shape[2] * self.block_size
+        return decode_plan_capacity(num_requests, self.states.token_ids.shape[1], self.heads, num_slots)
+
+    def capture_graphs(self) -> None:
+        """Capture the graphs of decode steps; what they read and write stays at its place from then on."""
+        sizes = graph_sizes(self.states.num_requests)
+        max_blocks = self.states.block_tables.shape[1]
+        self.graphs = capture_graphs(self.device, self.uploader, self.forward, sizes, max_blocks, self.plan_capacity)
+
+    def forward(self, tensors: Tensors, plan: AttentionPlan | None, has_unknown_tokens: bool = True) -> torch.Tensor:
+        """Run the model on uploaded arrays, some of whose tokens only the device may know; return [T, hidden_size]."""
+        token_ids = tensors["token_ids"]
+        if has_unknown_tokens:
+            token_ids = resolve_token_ids(token_ids, self.last_token_ids)
+        return self.model(token_ids, tensors["positions"], self.kv_cache, attention_metadata(tensors, plan))
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run `step` and return what was sampled; see `launch`."""
+        return self.launch(step).result()
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run `step` and return what was sampled.
+    def launch(self, step: SchedulerOutput, checksum: int = 0) -> PendingStep:
+        """Give `step` to the device.
+
+        `checksum` is that of the steps so far; all ranks of a group must have the same.
 
         Raises KeyError or ValueError when the step does not fit the rows that earlier steps made; then the state of
         the two processes has parted, and the worker has to be started anew.
         """
         corrupt_block_ids = self._apply(step)
-        batch = make_input_batch(self.states, step.num_scheduled_tokens, self.block_size, self.kv_cache.device)
-        if batch is None:
-            return ModelRunnerOutput(step.step_id, [], corrupt_block_ids=corrupt_block_ids)
-        hidden = self.model(batch.token_ids, batch.positions, self.kv_cache, batch.metadata)
-        self.states.num_computed_tokens[batch.rows] += batch.num_scheduled_tokens
-        if len(batch.sampled_requests) == 0:
-            return ModelRunnerOutput(step.step_id, [], corrupt_block_ids=corrupt_block_ids)
-        token_ids, errors, candidates = self._choose(hidden, batch)
-        return ModelRunnerOutput(step.step_id, token_ids.tolist(), errors, candidates, corrupt_block_ids)
+        batch = make_input_batch(self.states, step.num_scheduled_tokens, self.block_size)
+        chosen = None if batch is None else self._compute(batch, checksum)
+        self.states.begin_step()
+        return PendingStep(step.step_id, self.states, self.group, corrupt_block_ids, chosen, self.device.record())
 
     def _apply(self, step: SchedulerOutput) -> list[int]:
         """Apply the changes in the order of the fields; return the corrupt blocks."""
@@ -69,49 +132,41 @@ class ModelRunner:
         self.states.update_steady(step.steady_left, step.steady_joined)
         return corrupt_block_ids
 
-    def _choose(
-        self, hidden: torch.Tensor, batch: InputBatch
-    ) -> tuple[np.ndarray, dict[str, ErrorCode], dict[str, Candidates]]:
-        """Return int64 [S] token ids, who failed, and the candidates of those rows that do not sample."""
-        rows = batch.rows[batch.sampled_requests]
-        logits = self.model.compute_logits(hidden[batch.sampled_tokens])
-        lists_candidates = self.states.sampling.num_candidates[rows] > 0
-        if not lists_candidates.any():
-            token_ids = self._sample(rows, logits)
-            return token_ids, self._fail(rows[token_ids == NO_TOKEN]), {}
-        drawn, listed = np.flatnonzero(~lists_candidates), np.flatnonzero(lists_candidates)
-        token_ids = np.full(len(rows), NO_TOKEN)
-        token_ids[drawn] = self._sample(rows[drawn], logits[torch.from_numpy(drawn)])
-        candidates = self._list_candidates(rows[listed], logits[torch.from_numpy(listed)])
-        has_result = token_ids != NO_TOKEN
-        has_result[listed] = [self.states.request_ids[row] in candidates for row in rows[listed]]
-        return token_ids, self._fail(rows[~has_result]), candidates
+    def _compute(self, batch: InputBatch, checksum: int) -> ChosenTokens:
+        """Run the model and choose tokens."""
+        choices = make_choices(self.states, batch)
+        plan = plan_attention(batch.num_scheduled_tokens.astype(np.int32), batch.seq_lens, self.heads)
+        graph = self.graphs.find(batch, plan)
+        arrays = forward_arrays(batch, plan) if graph is None else graph.shape.pad(batch, plan)
+        tensors = self.uploader.upload(arrays | choice_arrays(self.states, self.sampler, choices))
+        self.copier.let_writes_follow_copies(batch.slot_mapping // self.block_size)
+        if graph is None:
+            hidden = self.forward(tensors, plan, has_unknown_tokens=bool(batch.token_ids.min() < 0))
+        else:
+            hidden = graph.run(tensors)
+        self.states.num_computed_tokens[batch.rows] += batch.num_scheduled_tokens
+        downloads = self._choose(hidden, choices, tensors, checksum)
+        positions = self.states.expect_tokens(choices.rows[choices.drawn])
+        return ChosenTokens(choices, positions, downloads, checksum)
 
-    def _sample(self, rows: np.ndarray, logits: torch.Tensor) -> np.ndarray:
-        """Draw and append a token for each of `rows`; return int64 [len(rows)], NO_TOKEN for one that fails or has."""
-        states = self.states
-        result = self.sampler.sample(logits, self.sampler.prepare(self._sampling_rows(rows)))
-        token_ids = result.token_ids.cpu().numpy()
-        token_ids[result.is_invalid.cpu().numpy() | states.has_failed[rows]] = NO_TOKEN
-        states.append_tokens(rows, np.maximum(token_ids, 0))  # any token will do for a row that has failed
-        return token_ids
+    def _choose(self, hidden: torch.Tensor, choices: Choices, tensors: Tensors, checksum: int) -> Downloads:
+        """Draw tokens and list candidates on the device, and have them brought to the host."""
+        num_drawn, candidates, logits = len(choices.drawn), None, None
+        if len(choices.rows):
+            logits = self.model.compute_logits(hidden[tensors["chosen_tokens"]])
+        if logits is not None and len(choices.listed):
+            num = int(self.states.sampling.num_candidates[choices.rows[choices.listed]].max())
+            lists = likeliest_tokens(logits[num_drawn:], num, tensors.get(MASKED_CANDIDATES))
+            candidates = (self.device.download(lists[0]), self.device.download(lists[1]))
+        token_ids = self._draw(logits, num_drawn, tensors)
+        if self.group.size > 1:
+            token_ids = self.group.broadcast(with_checksum(token_ids, checksum))
+        if num_drawn:
+            self.last_token_ids.index_copy_(0, tensors["drawn_rows"], token_ids[:num_drawn].clamp(min=0))
+        return Downloads(self.device.download(token_ids), candidates)
 
-    def _list_candidates(self, rows: np.ndarray, logits: torch.Tensor) -> dict[str, Candidates]:
-        """Return the candidates of each of `rows`, but for those that fail or have failed."""
-        lists = self.sampler.list_candidates(logits, self._sampling_rows(rows))
-        return {
-            self.states.request_ids[row]: candidates
-            for row, candidates in zip(rows.tolist(), lists, strict=True)
-            if candidates.token_ids and not self.states.has_failed[row]
-        }
-
-    def _sampling_rows(self, rows: np.ndarray) -> SamplingRows:
-        return SamplingRows(
-            self.states.sampling, rows, self.states.num_tokens[rows] - self.states.num_prompt_tokens[rows]
-        )
-
-    def _fail(self, rows: np.ndarray) -> dict[str, ErrorCode]:
-        """Mark rows as failed, and return those that had not failed before."""
-        newly_failed = rows[~self.states.has_failed[rows]].tolist()
-        self.states.has_failed[newly_failed] = True
-        return {self.states.request_ids[row]: ErrorCode.NUMERICAL_ERROR for row in newly_failed}
+    def _draw(self, logits: torch.Tensor | None, num_drawn: int, tensors: Tensors) -> torch.Tensor:
+        """Return int64 [D] on the device; what rank 0 will say is not known on the others, which have no logits."""
+        if logits is None or not num_drawn:
+            return self.last_token_ids.new_empty(num_drawn)
+        return self.sampler.sample(logits[:num_drawn], sampling_batch(tensors))

@@ -1,4 +1,4 @@
-"""Sampling of one step: on the host, what the rows ask for becomes tensors; on the device, one token per row is drawn.
+"""Sampling of one step: on the host, what the rows ask for becomes arrays; on the device, one token per row is drawn.
 
 Invariant: the token of a row is a function of its logits, its request's options and the position in its output. So it
 is the same whoever shares the step, and again after a preemption or a restart. A row whose logits are no distribution
@@ -9,18 +9,19 @@ raw logprobs, and what `min_tokens` forbids is left out of the list only (the wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from octavo.kernels.ops.candidates import likeliest_tokens
 from octavo.kernels.ops.philox import philox_uniform
 from octavo.kernels.ops.sampling import sample_tokens
 from octavo.protocol.worker_messages import Candidates
 from octavo.worker.sampling_table import SamplingTable
 
 TOKEN_DRAW = 0  # the only draw per token so far
+
+Array = Any  # np.ndarray on the host, torch.Tensor on the device
 
 
 class SamplingRows(NamedTuple):
@@ -38,85 +39,80 @@ class SamplingRows(NamedTuple):
 
 
 class SamplingBatch(NamedTuple):
-    """What one step's rows ask for, on the device; None where no row asks for it.
+    """What one step's rows ask for, in the order of the rows; None where no row asks for it.
+
+    Made of arrays on the host, then of tensors on the device with the same names.
 
     Attributes:
-        temperatures, top_ks, top_ps, min_ps, uniforms: arguments of `sample_tokens`.
+        temperatures: fp32 [num_rows].
+        top_ks: int64, top_ps: float64, min_ps: fp32 [num_rows], as `sample_tokens` takes them.
+        seeds, choice_indices, output_positions: int64 [num_rows], what the random numbers are made of.
         masked: int64 [2, num_masked], rows and token ids that must not be drawn.
     """
 
-    temperatures: torch.Tensor
-    top_ks: torch.Tensor | None
-    top_ps: torch.Tensor | None
-    min_ps: torch.Tensor | None
-    uniforms: torch.Tensor
-    masked: torch.Tensor | None
+    temperatures: Array
+    top_ks: Array | None
+    top_ps: Array | None
+    min_ps: Array | None
+    seeds: Array | None
+    choice_indices: Array | None
+    output_positions: Array | None
+    masked: Array | None
 
 
-class SamplingResult(NamedTuple):
-    """The outcome of one step.
-
-    Attributes:
-        token_ids: int64 [num_rows], on the device; without meaning where is_invalid.
-        is_invalid: bool [num_rows], the row had a NaN or +inf, or no token was left: ErrorCode.NUMERICAL_ERROR.
-    """
-
-    token_ids: torch.Tensor
-    is_invalid: torch.Tensor
+def uniforms_of(batch: SamplingBatch) -> torch.Tensor:
+    """Return the random numbers of the rows, float64 [num_rows]; zeros when every row is greedy."""
+    if batch.seeds is None:
+        return torch.zeros_like(batch.temperatures, dtype=torch.float64)
+    draws = torch.full_like(batch.output_positions, TOKEN_DRAW)
+    return philox_uniform(batch.seeds, batch.choice_indices, batch.output_positions, draws)
 
 
 class Sampler:
     """Draws tokens for a model with `vocab_size` logits that ends requests at `eos_token_ids`."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], device: torch.device) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.device = device
 
     def prepare(self, sampled: SamplingRows) -> SamplingBatch:
-        """Build the tensors of one step, in the order of the rows."""
+        """Gather what one step's rows ask for, as arrays on the host."""
         table, rows = sampled.table, sampled.rows
-        top_ks, top_ps, min_ps = table.top_ks[rows], table.top_ps[rows], table.min_ps[rows]
+        temperatures, top_ks, top_ps, min_ps = (
+            option[rows] for option in (table.temperatures, table.top_ks, table.top_ps, table.min_ps)
+        )
+        is_random = temperatures.any()
         return SamplingBatch(
-            temperatures=self._tensor(table.temperatures[rows]),
-            top_ks=self._tensor(top_ks) if top_ks.any() else None,
-            top_ps=self._tensor(top_ps) if (top_ps < 1).any() else None,
-            min_ps=self._tensor(min_ps) if min_ps.any() else None,
-            uniforms=self._uniforms(sampled),
-            masked=self._masked(sampled),
+            temperatures=temperatures,
+            top_ks=top_ks if top_ks.any() else None,
+            top_ps=top_ps if (top_ps < 1).any() else None,
+            min_ps=min_ps if min_ps.any() else None,
+            seeds=table.seeds[rows] if is_random else None,
+            choice_indices=table.choice_indices[rows] if is_random else None,
+            output_positions=sampled.output_positions if is_random else None,
+            masked=self.masked_tokens(sampled),
         )
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplingResult:
-        """Draw a token per row of `logits`, fp32 [num_rows, vocab_size]; masked tokens are overwritten in it."""
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """Draw a token per row of `logits`, fp32 [num_rows, vocab_size]; masked tokens are overwritten in it.
+
+        `batch` holds tensors on the device of `logits`. Does not wait for the device.
+
+        Returns:
+            int64 [num_rows]; INVALID_TOKEN_ID where the row had a NaN or +inf, or no token was left.
+        """
         if batch.masked is not None:
             masked_rows, masked_token_ids = batch.masked
             logits[masked_rows, masked_token_ids] -= torch.inf  # a NaN stays one, and is reported
-        token_ids = sample_tokens(logits, batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps, batch.uniforms)
-        return SamplingResult(token_ids, token_ids < 0)
+        uniforms = uniforms_of(batch)
+        return sample_tokens(logits, batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps, uniforms)
 
-    def list_candidates(self, logits: torch.Tensor, listed: SamplingRows) -> list[Candidates]:
-        """List what each row asked for, from fp32 [num_rows, vocab_size]; nothing for a row that is no distribution."""
-        nums = listed.table.num_candidates[listed.rows].tolist()
-        token_ids, logprobs = likeliest_tokens(logits, max(nums), self._masked(listed))
-        nums_possible = (token_ids >= 0).sum(-1).tolist()
-        return [
-            Candidates(ids[: min(num, num_possible)], values[: min(num, num_possible)])
-            for ids, values, num, num_possible in zip(
-                token_ids.tolist(), logprobs.tolist(), nums, nums_possible, strict=True
-            )
-        ]
+    def masked_tokens(self, sampled: SamplingRows) -> np.ndarray | None:
+        """List the tokens that would end a request before its min_tokens; ids beyond the vocabulary cannot occur.
 
-    def _uniforms(self, sampled: SamplingRows) -> torch.Tensor:
-        """Return float64 [num_rows], zeros when every row is greedy."""
-        table, rows = sampled.table, sampled.rows
-        if not table.temperatures[rows].any():
-            return torch.zeros(len(rows), dtype=torch.float64, device=self.device)
-        seeds, choice_indices = self._tensor(table.seeds[rows]), self._tensor(table.choice_indices[rows])
-        positions = self._tensor(sampled.output_positions)
-        return philox_uniform(seeds, choice_indices, positions, torch.full_like(positions, TOKEN_DRAW))
-
-    def _masked(self, sampled: SamplingRows) -> torch.Tensor | None:
-        """List the tokens that would end a request before its min_tokens; ids beyond the vocabulary cannot occur."""
+        Returns:
+            int64 [2, num_masked], rows and token ids; None when there are none.
+        """
         table, rows = sampled.table, sampled.rows
         pairs = [
             (index, token_id)
@@ -124,7 +120,24 @@ class Sampler:
             for token_id in self.eos_token_ids.union(table.stop_token_ids[rows[index]])
             if token_id < self.vocab_size
         ]
-        return self._tensor(np.array(pairs, np.int64).T) if pairs else None
+        return np.ascontiguousarray(np.array(pairs, np.int64).T) if pairs else None
 
-    def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
+
+def make_candidates(token_ids: np.ndarray, logprobs: np.ndarray, nums_candidates: Sequence[int]) -> list[Candidates]:
+    """Cut what `likeliest_tokens` listed for each row to what the row asked for, and to what there is.
+
+    Args:
+        token_ids: int64 [num_rows, num], INVALID_TOKEN_ID where a row has no more.
+        logprobs: fp32 [num_rows, num].
+        nums_candidates: that each row asked for.
+
+    Returns:
+        One per row; without tokens for a row that is no distribution.
+    """
+    nums_possible = (token_ids >= 0).sum(-1).tolist()
+    return [
+        Candidates(ids[: min(num, num_possible)], values[: min(num, num_possible)])
+        for ids, values, num, num_possible in zip(
+            token_ids.tolist(), logprobs.tolist(), nums_candidates, nums_possible, strict=True
+        )
+    ]

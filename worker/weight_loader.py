@@ -2,8 +2,8 @@
 
 Order: read the headers, compare them with a model on the meta device (names, shapes, dtypes), see that the memory is
 there, allocate, copy. So whatever is wrong with the files is said before memory is taken, and the peak is this rank's
-weights plus one tensor of the host's memory; of a file, only what the rank holds is read. A tensor that the model does not want is an error too: it is the usual sign of a config.json that
-belongs to another model.
+weights plus one tensor of the host's memory; of a file, only what the rank holds is read. A tensor that the model does
+not want is an error too: it is the usual sign of a config.json that belongs to another model.
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
+    free_bytes: int | None = None,
 ) -> LlamaForCausalLM:
     """Return this rank's share of the model with its weights, when every rank has its own.
+
+    `free_bytes` is what the device has for it; None asks the host.
 
     Raises StartupError: BAD_WEIGHTS naming file and tensor, OUT_OF_MEMORY when the weights do not fit, USAGE when the
     model cannot be split over so many ranks; RankLostError when another rank does not come so far.
@@ -84,8 +87,8 @@ def load_model(
     blueprint = build_model(config, model_config.max_model_len, dtype, torch.device("meta"), group)
     check_checkpoint(blueprint.weight_slots(), tensors, config, model_config.weights_path)
     needed_bytes = weights_num_bytes(blueprint)
-    check_fits("the weights", needed_bytes, LOWER_WEIGHTS)
-    with explain_out_of_memory("the weights", needed_bytes, LOWER_WEIGHTS):
+    check_fits("the weights", needed_bytes, LOWER_WEIGHTS, free_bytes)
+    with explain_out_of_memory("the weights", needed_bytes, LOWER_WEIGHTS, free_bytes):
         model = build_model(config, model_config.max_model_len, dtype, device, group)
         for slot in model.weight_slots():
             slot.load(tensors.pop(slot.name).read(slot.rows))

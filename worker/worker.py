@@ -1,23 +1,29 @@
 """The worker process: loads the model, takes its memory, then runs one step after the other until it is ended.
 
-It starts in phases that it reports (weights, memory), tells the engine core how many blocks there are and how fast it
-computes and copies, and then only answers steps, in the order in which they come. A frame that is not a step is logged
-and dropped. Anything unexpected ends the process: the supervisor starts it anew, and requests resume from their logs.
+It starts in phases that it reports (weights, memory, graphs), tells the engine core how many blocks there are and how
+fast it computes and copies, and then only answers steps, in the order in which they come (`step_loop`). Anything
+unexpected ends the process: the supervisor starts it anew, and requests resume from their logs. The ranks of a group
+meet before anything is loaded, because how long that takes differs between machines.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from typing import NamedTuple
 
 import torch
 
-from octavo.protocol.codec import decode_scheduler_output, encode
+from octavo.protocol.codec import encode
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.lifecycle import ExitCode, Launch, Reporter, StartupError
-from octavo.protocol.transport import Connection, Receiver
+from octavo.protocol.transport import Receiver
 from octavo.protocol.worker_messages import WorkerReady
 from octavo.worker.block_copies import BlockCopier, Tier, measure_copied_blocks_per_s
-from octavo.worker.device import MIB, free_memory_bytes, select_device, select_dtype, set_threads
+from octavo.worker.device import MIB, TORCH_DTYPES, Device, out_of_memory
+from octavo.worker.device_selection import select_device, set_threads
+from octavo.worker.distributed import TensorParallelGroup, make_group
+from octavo.worker.host import free_memory_bytes
 from octavo.worker.kv_cache import (
     allocate_host_cache,
     allocate_kv_cache,
@@ -26,15 +32,26 @@ from octavo.worker.kv_cache import (
     plan_num_blocks,
     plan_num_host_blocks,
 )
-from octavo.worker.largest_step import measure_largest_step
+from octavo.worker.largest_step import LargestStep, measure_largest_step
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
+from octavo.worker.step_loop import StepLoop
 from octavo.worker.weight_loader import load_model, weights_num_bytes
 
 logger = logging.getLogger(__name__)
+
+LOWER_GRAPHS = "lower --gpu-memory-utilization, or use --enforce-eager"
+
+
+class Place(NamedTuple):
+    """Where this worker computes, and with whom."""
+
+    device: Device
+    group: TensorParallelGroup
+    dtype: torch.dtype
 
 
 def _check_vocab_size(config: EngineConfig, model_config: LlamaConfig) -> None:
@@ -47,87 +64,143 @@ def _check_vocab_size(config: EngineConfig, model_config: LlamaConfig) -> None:
         )
 
 
+def _log_kernels(choice: dict[str, str]) -> None:
+    """Say which ops run on what: the backend of most, then those that run on another."""
+    if choice:
+        usual = Counter(choice.values()).most_common(1)[0][0]
+        others = ", ".join(f"{op} on {backend}" for op, backend in sorted(choice.items()) if backend != usual)
+        logger.info("kernels: %s%s", usual, f", but {others}" if others else "")
+
+
+def _agree_on_dtype(place: Place) -> None:
+    """Raise StartupError(USAGE) on a rank whose machine made it choose another dtype than rank 0."""
+    dtypes = list(TORCH_DTYPES.values())
+    own = torch.tensor([dtypes.index(place.dtype)], device=place.device.torch_device)
+    chosen = dtypes[int(place.group.broadcast(own))]
+    if chosen is not place.dtype:
+        raise StartupError(
+            ExitCode.USAGE, f"rank {place.group.rank} would compute in {place.dtype}, rank 0 in {chosen}: give --dtype"
+        )
+
+
 def _load_weights(
-    config: EngineConfig, model_config: LlamaConfig, device: torch.device, reporter: Reporter
-) -> tuple[LlamaForCausalLM, torch.dtype]:
-    dtype, reason = select_dtype(config.model.dtype, model_config.dtype)
-    model = load_model(config.model, model_config, dtype, device)
-    name = str(dtype).removeprefix("torch.")
+    config: EngineConfig, model_config: LlamaConfig, place: Place, reason: str
+) -> tuple[LlamaForCausalLM, str]:
+    """Return this rank's model, and what to say about it."""
+    device = place.device
+    model = load_model(
+        config.model, model_config, place.dtype, device.torch_device, place.group, free_bytes=device.free_bytes()
+    )
+    name = str(place.dtype).removeprefix("torch.")
     size = f"{weights_num_bytes(model) / MIB:.0f} MiB"
-    notes = [config.model.weights_format, name, size, *([reason] if reason else [])]
-    reporter.progress("weights", ", ".join(notes))
-    return model, dtype
+    return model, ", ".join([config.model.weights_format, name, size, *([reason] if reason else [])])
 
 
 def _prepare_memory(
-    config: EngineConfig,
-    model: LlamaForCausalLM,
-    sampler: Sampler,
-    dtype: torch.dtype,
-    device: torch.device,
-    reporter: Reporter,
-) -> tuple[BlockCopier, float]:
-    """Measure, then allocate both tiers of the KV cache; return them and the tokens of a large step per second."""
-    cache, free_bytes = config.cache, free_memory_bytes()
-    step = measure_largest_step(model, sampler, config, dtype, device)
-    block_bytes = block_num_bytes(model.kv_shape, cache.block_size, dtype)
-    num_host_blocks = plan_num_host_blocks(cache, block_bytes, free_bytes, step.num_bytes)
-    left_bytes = free_bytes - num_host_blocks * block_bytes
-    num_blocks = plan_num_blocks(cache, block_bytes, config.model.max_model_len, left_bytes, step.num_bytes)
-    kv_cache = allocate_kv_cache(model.kv_shape, num_blocks, cache.block_size, dtype, device)
-    host_cache = allocate_host_cache(model.kv_shape, num_host_blocks, kv_cache)
-    reporter.progress(
-        "memory",
-        f"{free_bytes / MIB:.0f} MiB free, largest step {step.num_bytes / MIB:.0f} MiB, "
-        f"{describe_kv_cache(kv_cache, host_cache)}",
+    config: EngineConfig, model: LlamaForCausalLM, sampler: Sampler, place: Place
+) -> tuple[BlockCopier, LargestStep, str]:
+    """Measure, then allocate both tiers of the KV cache; return them, what was measured, and what to say about it."""
+    cache, device = config.cache, place.device
+    free_bytes = device.free_bytes()
+    step = measure_largest_step(model, sampler, config, place.dtype, device)
+    block_bytes = block_num_bytes(model.kv_shape, cache.block_size, place.dtype)
+    num_host_blocks, left_bytes = _plan_host_tier(config, block_bytes, free_bytes, step.num_bytes, device)
+    budget = device.kv_budget(cache, left_bytes, step.num_bytes + step.graph_bytes)
+    num_blocks = plan_num_blocks(cache, block_bytes, config.model.max_model_len, budget)
+    kv_cache = allocate_kv_cache(model.kv_shape, num_blocks, cache.block_size, place.dtype, device)
+    host_cache = allocate_host_cache(model.kv_shape, num_host_blocks, kv_cache, device)
+    graphs = f", graphs about {step.graph_bytes / MIB:.0f} MiB" if step.graph_bytes else ""
+    detail = (
+        f"{free_bytes / MIB:.0f} MiB free, largest step {step.num_bytes / MIB:.0f} MiB{graphs}, "
+        f"{describe_kv_cache(kv_cache, host_cache)}"
     )
-    return BlockCopier(kv_cache, host_cache, cache.check_swapped_blocks), step.tokens_per_s
+    return BlockCopier(kv_cache, host_cache, cache.check_swapped_blocks, device), step, detail
+
+
+def _plan_host_tier(
+    config: EngineConfig, block_bytes: int, free_bytes: int, step_bytes: int, device: Device
+) -> tuple[int, int]:
+    """Return the number of host blocks, and what they leave of the device's `free_bytes`."""
+    if device.uses_host_memory:
+        num_blocks = plan_num_host_blocks(config.cache, block_bytes, free_bytes, step_bytes)
+        return num_blocks, free_bytes - num_blocks * block_bytes
+    host_bytes = free_memory_bytes() // config.parallel.num_local_workers
+    return plan_num_host_blocks(config.cache, block_bytes, host_bytes, step_bytes=0), free_bytes
+
+
+def _capture_graphs(runner: ModelRunner, step: LargestStep) -> str:
+    """Capture, see that the largest step still fits, and return what to say about it."""
+    device = runner.device
+    before_bytes = device.free_bytes()
+    runner.capture_graphs()
+    taken_bytes = before_bytes - device.free_bytes()
+    if device.free_bytes() < step.num_bytes:
+        raise out_of_memory("the largest step beside the graphs", step.num_bytes, LOWER_GRAPHS, device.free_bytes())
+    sizes = runner.graphs.sizes
+    return f"{len(sizes)} graphs up to {sizes[-1]} requests, {max(0, taken_bytes) / MIB:.0f} MiB"
 
 
 def build_runner(
-    config: EngineConfig, model_config: LlamaConfig, reporter: Reporter, rank: int = 0
+    config: EngineConfig,
+    model_config: LlamaConfig,
+    reporter: Reporter,
+    rank: int = 0,
+    device: Device | None = None,
 ) -> tuple[ModelRunner, WorkerReady]:
-    """Do all of the start but for the socket, and return what to tell the engine core; raises StartupError."""
+    """Do all of the start but for the socket, and return what to tell the engine core; raises StartupError.
+
+    `rank` counts over all nodes. `device` is the one to use instead of what the config says.
+    """
     _check_vocab_size(config, model_config)
-    device = select_device(config.parallel)
-    num_threads = set_threads(config.parallel)
-    logger.info("%s with %d threads", device, num_threads)
-    model, dtype = _load_weights(config, model_config, device, reporter)
-    sampler = Sampler(model_config.vocab_size, config.model.eos_token_ids, device)
-    copier, prefill_tokens_per_s = _prepare_memory(config, model, sampler, dtype, device, reporter)
+    set_threads(config.parallel)
+    device = device or select_device(config.parallel, rank)
+    logger.info("%s", device.describe())
+    _log_kernels(device.select_kernels(config.parallel.deterministic))
+    dtype, reason = device.select_dtype(config.model.dtype, model_config.dtype)
+    place = Place(device, make_group(config, rank, device.torch_device), dtype)
+    _agree_on_dtype(place)
+    model, detail = _load_weights(config, model_config, place, reason)
+    reporter.progress("weights", detail)
+    sampler = Sampler(model_config.vocab_size, config.model.eos_token_ids)
+    copier, step, detail = _prepare_memory(config, model, sampler, place)
+    reporter.progress("memory", detail)
+    runner = _make_runner(config, model, sampler, copier, place)
+    if device.has_graphs and not config.parallel.enforce_eager:
+        reporter.progress("graphs", _capture_graphs(runner, step))
     ready = WorkerReady(
         rank=rank,
         num_device_blocks=copier.num_blocks(Tier.DEVICE),
         num_host_blocks=copier.num_blocks(Tier.HOST),
         copied_blocks_per_s=measure_copied_blocks_per_s(copier),
-        prefill_tokens_per_s=prefill_tokens_per_s,
+        prefill_tokens_per_s=step.tokens_per_s,
     )
-    logger.info("%.0f prompt tokens/s, %.0f copied blocks/s", prefill_tokens_per_s, ready.copied_blocks_per_s)
-    states = RequestStates(config.scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size)
-    return ModelRunner(model, copier.caches[Tier.DEVICE], sampler, states, copier), ready
+    logger.info("%.0f prompt tokens/s, %.0f copied blocks/s", step.tokens_per_s, ready.copied_blocks_per_s)
+    return runner, ready
 
 
-def serve_frame(runner: ModelRunner, connection: Receiver, frame: bytes) -> None:
-    """Run the step in `frame` and send its result; a frame that is not a step is dropped.
+def _make_runner(
+    config: EngineConfig, model: LlamaForCausalLM, sampler: Sampler, copier: BlockCopier, place: Place
+) -> ModelRunner:
+    scheduler = config.scheduler
+    num_spare_rows = scheduler.max_num_seqs * (scheduler.max_steps_in_flight - 1)
+    states = RequestStates(scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size, num_spare_rows)
+    return ModelRunner(
+        model,
+        copier.caches[Tier.DEVICE],
+        sampler,
+        states,
+        copier,
+        place.device,
+        place.group,
+        scheduler.max_num_batched_tokens,
+    )
 
-    Raises RuntimeError when the engine core takes no results any more.
-    """
-    try:
-        step = decode_scheduler_output(frame)
-    except ValueError:  # msgspec's errors and bad UTF-8 both are one
-        logger.warning("dropped a frame of %d bytes that is not a step", len(frame))
-        return
-    if not connection.send(encode(runner.execute(step))):
-        raise RuntimeError("the engine core takes no results")
 
-
-def run_worker(launch: Launch, model_config: LlamaConfig, reporter: Reporter) -> None:
+def run_worker(launch: Launch, model_config: LlamaConfig, link: Receiver, reporter: Reporter) -> None:
     """Start, report ready, and serve steps until the process is ended; raises StartupError."""
     runner, ready = build_runner(launch.config, model_config, reporter, launch.index)
-    connection = Connection(launch.config.worker_address, f"worker-{launch.index}")
-    connection.send(encode(ready))
+    link.send(encode(ready))
     reporter.ready(f"{ready.num_device_blocks} KV blocks")
+    loop = StepLoop(runner, link)
     while True:
-        frame = connection.receive(timeout_s=None)
-        if frame is not None:
-            serve_frame(runner, connection, frame)
+        loop.turn()

@@ -1,132 +1,53 @@
-"""Cores, memory and number formats, read from kernel files of several kinds of containers."""
+"""Which device a worker gets, in what it computes there, how much memory it takes, and what it says when it cannot."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from typing import NamedTuple
 
-import psutil
 import pytest
 import torch
 
-from octavo.protocol.config import DeviceKind, Dtype, ParallelConfig
+from octavo.protocol.config import CacheConfig, DeviceKind, Dtype, ParallelConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
-from octavo.worker import device
+from octavo.worker import cpu_device, device
+from octavo.worker.cpu_device import CpuDevice, select_cpu_dtype
+from octavo.worker.cuda_device import CudaDevice
+from octavo.worker.device_selection import select_device
 
 GIB = 2**30
 
 
+class GpuName(NamedTuple):
+    name: str
+    total_memory: int
+
+
+class FakeCuda:
+    """The facts that torch.cuda tells."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.num_gpus = 2
+        self.capability = (9, 0)
+        self.memory = (60 * GIB, 80 * GIB)
+        self.selected: list[torch.device] = []
+        facts = {
+            "is_available": lambda: self.num_gpus > 0,
+            "device_count": lambda: self.num_gpus,
+            "set_device": self.selected.append,
+            "Stream": object,
+            "graph_pool_handle": object,
+            "empty_cache": lambda: None,
+            "get_device_capability": lambda device: self.capability,
+            "get_device_properties": lambda device: GpuName("H100", 80 * GIB),
+            "mem_get_info": lambda device: self.memory,
+        }
+        for name, fact in facts.items():
+            monkeypatch.setattr(torch.cuda, name, fact)
+
+
 @pytest.fixture
-def kernel(tmp_path):
-    """Writes files of a fake kernel; the machine itself has plenty."""
-
-    def write(files: dict[str, str]):
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return {"root": tmp_path / "cgroup", "process_files": tmp_path / "proc"}
-
-    return write
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100 * GIB))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-
-
-VERSION_2 = {
-    "proc/cgroup": "0::/pod/container\n",
-    "cgroup/pod/container/memory.max": "max\n",
-    "cgroup/pod/container/memory.current": f"{3 * GIB}\n",
-    "cgroup/pod/container/cpu.max": "max 100000\n",
-    "cgroup/pod/memory.max": f"{8 * GIB}\n",
-    "cgroup/pod/memory.current": f"{5 * GIB}\n",
-    "cgroup/pod/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file {GIB}\n",
-    "cgroup/pod/cpu.max": "250000 100000\n",
-}
-VERSION_1 = {
-    "proc/cgroup": "9:cpuset:/other\n4:memory:/box\n1:cpu,cpuacct:/box\n0::/\n",
-    "cgroup/memory/box/memory.limit_in_bytes": f"{8 * GIB}\n",
-    "cgroup/memory/box/memory.usage_in_bytes": f"{5 * GIB}\n",
-    "cgroup/memory/box/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file 0\n",
-    "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    "cgroup/memory/memory.usage_in_bytes": f"{50 * GIB}\n",
-    "cgroup/cpu/box/cpu.cfs_quota_us": "150000\n",
-    "cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
-}
-UNLIMITED = {
-    "proc/cgroup": "1:cpu:/\n0::/\n",
-    "cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-    "cgroup/cpu/cpu.cfs_period_us": "100000\n",
-}
-
-
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(
-    ("files", "num_cores", "free_gib"),
-    [(VERSION_2, 2, 5), (VERSION_1, 1, 4), (UNLIMITED, 8, 100), ({}, 8, 100)],
-    ids=["version 2", "version 1", "unlimited", "no cgroups"],
-)
-def test_limits_of_the_container_count(kernel, files, num_cores, free_gib):
-    places = kernel(files)
-    assert device.num_usable_cores(**places) == num_cores
-    assert device.free_memory_bytes(**places) == free_gib * GIB
-
-
-@pytest.mark.usefixtures("machine")
-def test_a_full_container_has_no_memory_rather_than_less(kernel):
-    full = {**VERSION_2, "cgroup/pod/memory.current": f"{20 * GIB}\n"}
-    assert device.free_memory_bytes(**kernel(full)) == 0
-
-
-def test_threads_are_the_share_of_a_worker(monkeypatch):
-    monkeypatch.setattr(device, "num_usable_cores", lambda: 6)
-    before = torch.get_num_threads()
-    try:
-        assert device.set_threads(ParallelConfig()) == torch.get_num_threads() == 6
-        assert device.set_threads(ParallelConfig(tensor_parallel_size=4)) == torch.get_num_threads() == 1
-        assert device.set_threads(ParallelConfig(num_threads=3)) == torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
-PEAK_GROWTH = """
-import torch
-from octavo.worker import device
-num_bytes = 200 * device.MIB
-torch.ones(2 * num_bytes, dtype=torch.uint8)  # an earlier, higher peak must not hide the later one
-for run in (lambda: torch.ones(num_bytes, dtype=torch.uint8), lambda: None):
-    print(device.measure_peak_growth_bytes(run) / num_bytes)
-"""
-
-
-def test_peak_growth_counts_what_was_freed_again():
-    """In a process of its own: what other tests left would be freed, or taken back by the system, while we measure."""
-    output = subprocess.run([sys.executable, "-c", PEAK_GROWTH], capture_output=True, text=True, check=True).stdout
-    with_allocation, without = map(float, output.split())
-    assert 0.9 < with_allocation < 1.5
-    assert without < 0.1
-
-
-@pytest.mark.parametrize(
-    ("cpu_info", "is_native"),
-    [
-        ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", True),
-        ("flags\t\t: fpu avx2 amx_bf16 amx_tile\n", True),
-        ("Features\t: fp asimd bf16 i8mm\n", True),
-        ("flags\t\t: fpu avx2 avx512f\n", False),
-        ("model name\t: avx512_bf16\n", False),
-        ("", False),
-    ],
-)
-def test_native_bfloat16(tmp_path, cpu_info, is_native):
-    path = tmp_path / "cpuinfo"
-    path.write_text(cpu_info)
-    assert device.has_native_bfloat16(path) is is_native
+def cuda(monkeypatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -145,37 +66,117 @@ def test_dtype_by_wish_checkpoint_and_cpu(tmp_path, asked, stored, native, plain
     path = tmp_path / "cpuinfo"
     for flags, expected, says in (("avx512_bf16", native, says_why[0]), ("avx2", plain, says_why[1])):
         path.write_text(f"flags : {flags}\n")
-        dtype, reason = device.select_dtype(asked, stored, path)
+        dtype, reason = select_cpu_dtype(asked, stored, path)
         assert dtype is expected
         assert bool(reason) is says
 
 
 @pytest.mark.parametrize(
-    ("parallel", "words"),
+    ("asked", "stored", "new", "old", "says_why"),
     [
-        (ParallelConfig(device=DeviceKind.CUDA), "device cuda"),
-        (ParallelConfig(tensor_parallel_size=2), "--tensor-parallel-size 2"),
+        (None, None, torch.bfloat16, torch.float16, (False, True)),
+        (None, Dtype.BFLOAT16, torch.bfloat16, torch.float16, (False, True)),
+        (None, Dtype.FLOAT16, torch.float16, torch.float16, (False, False)),
+        (None, Dtype.FLOAT32, torch.bfloat16, torch.float16, (True, True)),
+        (Dtype.FLOAT32, Dtype.BFLOAT16, torch.float32, torch.float32, (False, False)),
+        (Dtype.BFLOAT16, Dtype.FLOAT16, torch.bfloat16, torch.float16, (False, True)),
+        (Dtype.FLOAT16, Dtype.BFLOAT16, torch.float16, torch.float16, (False, False)),
     ],
 )
-def test_what_is_not_there_yet_is_said(parallel, words):
+def test_dtype_by_wish_checkpoint_and_gpu(cuda, asked, stored, new, old, says_why):
+    gpu = CudaDevice(0)
+    for capability, expected, says in (((8, 0), new, says_why[0]), ((7, 5), old, says_why[1])):
+        cuda.capability = capability
+        dtype, reason = gpu.select_dtype(asked, stored)
+        assert dtype is expected
+        assert bool(reason) is says
+
+
+def test_a_worker_gets_the_gpu_of_its_number_on_its_node(cuda):
+    parallel = ParallelConfig(
+        tensor_parallel_size=4, num_nodes=2, node_rank=1, master_address="a", cluster_key_file="key"
+    )
+    for rank, index in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        gpu = select_device(parallel, rank)
+        assert gpu.torch_device == torch.device("cuda", index)
+        assert cuda.selected[-1] == gpu.torch_device
+    assert gpu.describe() == "cuda:1 H100, 81920 MiB, sm_90"
+
+
+def test_the_cpu_where_there_is_no_gpu_or_where_it_is_asked_for(cuda):
+    assert isinstance(select_device(ParallelConfig(device=DeviceKind.CPU), 0), CpuDevice)
+    cuda.num_gpus = 0
+    assert isinstance(select_device(ParallelConfig(), 0), CpuDevice)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_gpus", "words"),
+    [
+        (
+            ParallelConfig(device=DeviceKind.CUDA),
+            0,
+            r"--device cuda: torch .* was built for CPUs only; use --device cpu",
+        ),
+        (
+            ParallelConfig(tensor_parallel_size=3),
+            2,
+            "--tensor-parallel-size 3 needs 3 GPUs on each node, this one has 2",
+        ),
+    ],
+)
+def test_gpus_that_are_not_there(cuda, parallel, num_gpus, words):
+    cuda.num_gpus = num_gpus
     with pytest.raises(StartupError, match=words) as caught:
-        device.select_device(parallel)
+        select_device(parallel, 0)
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_gpu_build_without_a_gpu_says_so(cuda, monkeypatch):
+    cuda.num_gpus = 0
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(StartupError, match="torch finds no GPU"):
+        select_device(ParallelConfig(device=DeviceKind.CUDA), 0)
+
+
+def test_the_share_of_a_gpu_is_one_of_its_whole_memory(cuda):
+    """What is in use, whoever uses it, is taken off; and so is what steps take."""
+    budget = CudaDevice(0).kv_budget(CacheConfig(gpu_memory_utilization=0.75), 0, reserved_bytes=3 * GIB)
+    assert budget.num_bytes == (60 - 20 - 3) * GIB
+    assert budget.free_bytes == 60 * GIB
+    assert "75% of the GPU's 81920 MiB, of which 20480 MiB are in use" in budget.share
+    assert "--gpu-memory-utilization" in budget.advice
+
+
+def test_workers_on_one_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(cpu_device, "free_memory_bytes", lambda: 9 * GIB)
+    assert CpuDevice(3).free_bytes() == 3 * GIB
+
+
+def test_kernels_of_a_gpu_are_chosen_by_mode(cuda, monkeypatch):
+    chosen = []
+    monkeypatch.setattr("octavo.kernels.registry.select", lambda *backends: chosen.append(backends) or {})
+    for is_deterministic in (False, True):
+        CudaDevice(0).select_kernels(is_deterministic)
+    assert chosen == [("triton",), ("deterministic", "triton")]
 
 
 def test_too_little_memory_says_needed_free_and_flag(monkeypatch):
     monkeypatch.setattr(device, "free_memory_bytes", lambda: 3 * device.MIB)
     device.check_fits("the weights", 3 * device.MIB, "lower --this")
-    with pytest.raises(StartupError) as caught:
-        device.check_fits("the weights", 4 * device.MIB, "lower --this")
-    assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
-    for words in ("the weights", "4.0 MiB needed", "3.0 MiB free", "lower --this"):
-        assert words in caught.value.message
+    device.check_fits("the weights", 4 * device.MIB, "lower --this", free_bytes=4 * device.MIB)
+    for free_bytes in (None, 3 * device.MIB):
+        with pytest.raises(StartupError) as caught:
+            device.check_fits("the weights", 4 * device.MIB, "lower --this", free_bytes)
+        assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
+        for words in ("the weights", "4.0 MiB needed", "3.0 MiB free", "lower --this"):
+            assert words in caught.value.message
 
 
 def test_a_failed_allocation_is_too_little_memory():
     with pytest.raises(StartupError) as caught, device.explain_out_of_memory("x", 2**60, "lower --this"):
         torch.empty(2**60, dtype=torch.uint8)
     assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
+    with pytest.raises(StartupError), device.explain_out_of_memory("x", 2**60, "lower --this", 5):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
     with pytest.raises(RuntimeError, match="something else"), device.explain_out_of_memory("x", None, ""):
         raise RuntimeError("something else")

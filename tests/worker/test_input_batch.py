@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
-import torch
 
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import NewRequest
 from octavo.worker.input_batch import make_input_batch
 from octavo.worker.request_states import RequestStates
 
-CPU = torch.device("cpu")
 PARAMS = SamplingParams(max_tokens=5)
 
 
@@ -22,21 +21,19 @@ def test_a_step_as_in_the_picture():
     states.assign(NewRequest("b", [40, 41, 42], [43, 44], PARAMS, [9, 2], 4))
     states.assign(NewRequest("a", list(range(10)), [], PARAMS, [1, 5, 3], 7))
     states.assign(NewRequest("c", [20, 21, 22, 23, 24], [], PARAMS, [7], 0))
-    batch = make_input_batch(states, {"a": 3, "b": 1, "c": 4}, 4, CPU)
+    batch = make_input_batch(states, {"a": 3, "b": 1, "c": 4}, 4)
 
     assert batch.token_ids.tolist() == [7, 8, 9, 44, 20, 21, 22, 23]
     assert batch.positions.tolist() == [7, 8, 9, 4, 0, 1, 2, 3]
-    metadata = batch.metadata
-    assert metadata.query_start_loc.tolist() == [0, 3, 4, 8]
-    assert metadata.seq_lens.tolist() == [10, 5, 4]
-    assert metadata.block_tables.tolist() == [[1, 5, 3], [9, 2, 0], [7, 0, 0]]
-    assert metadata.slot_mapping.tolist() == [5 * 4 + 3, 3 * 4, 3 * 4 + 1, 2 * 4, 28, 29, 30, 31]
+    assert batch.query_start_loc.tolist() == [0, 3, 4, 8]
+    assert batch.seq_lens.tolist() == [10, 5, 4]
+    assert batch.block_tables.tolist() == [[1, 5, 3], [9, 2, 0], [7, 0, 0]]
+    assert batch.slot_mapping.tolist() == [5 * 4 + 3, 3 * 4, 3 * 4 + 1, 2 * 4, 28, 29, 30, 31]
     assert batch.sampled_requests.tolist() == [0, 1]
     assert batch.sampled_tokens.tolist() == [2, 3]
-    dtypes = {name: getattr(metadata, name).dtype for name in metadata._fields}
-    slots = dtypes.pop("slot_mapping")
-    assert slots == batch.token_ids.dtype == batch.positions.dtype == batch.sampled_tokens.dtype == torch.int64
-    assert set(dtypes.values()) == {torch.int32}
+    narrow = {"query_start_loc", "seq_lens", "block_tables"}
+    for name, array in batch._asdict().items():
+        assert array.dtype == (np.int32 if name in narrow else np.int64), name
 
 
 def test_steady_requests_come_first():
@@ -44,11 +41,11 @@ def test_steady_requests_come_first():
     for index, name in enumerate("abcd"):
         states.assign(NewRequest(name, [10 * index, 10 * index + 1], [], PARAMS, [index], 1 if name in "bd" else 0))
     states.update_steady([], ["d", "b"])
-    batch = make_input_batch(states, {"c": 1, "a": 2}, 4, CPU)
+    batch = make_input_batch(states, {"c": 1, "a": 2}, 4)
     assert [states.request_ids[row] for row in batch.rows] == ["d", "b", "c", "a"]
     assert batch.num_scheduled_tokens.tolist() == [1, 1, 1, 2]
     assert batch.token_ids.tolist() == [31, 11, 20, 0, 1]
-    assert batch.metadata.slot_mapping.tolist() == [13, 5, 8, 0, 1]
+    assert batch.slot_mapping.tolist() == [13, 5, 8, 0, 1]
     assert batch.sampled_requests.tolist() == [0, 1, 3]
     assert batch.sampled_tokens.tolist() == [0, 1, 4]
 
@@ -73,7 +70,7 @@ def test_random_steps_equal_a_plain_reading(seed):
     states.update_steady([], steady)
     named = {name: count for name, count in counts.items() if name not in steady}
 
-    batch = make_input_batch(states, named, block_size, CPU)
+    batch = make_input_batch(states, named, block_size)
     counts = {name: counts[name] for name in [*steady, *named]}
     token_ids, positions, slots, sampled = [], [], [], []
     for index, (name, count) in enumerate(counts.items()):
@@ -85,14 +82,14 @@ def test_random_steps_equal_a_plain_reading(seed):
         if num_computed + count == len(tokens):
             sampled.append((index, len(token_ids) - 1))
         used = -(-(num_computed + count) // block_size)
-        assert batch.metadata.block_tables[index, :used].tolist() == blocks[:used]
+        assert batch.block_tables[index, :used].tolist() == blocks[:used]
     assert batch.token_ids.tolist() == token_ids
     assert batch.positions.tolist() == positions
-    assert batch.metadata.slot_mapping.tolist() == slots
+    assert batch.slot_mapping.tolist() == slots
     assert list(zip(batch.sampled_requests.tolist(), batch.sampled_tokens.tolist(), strict=True)) == sampled
 
 
 def test_nothing_to_compute():
     states = RequestStates(4, 32, 4)
     states.assign(NewRequest("a", [1, 2], [], PARAMS, [3], 0))
-    assert make_input_batch(states, {}, 4, CPU) is None
+    assert make_input_batch(states, {}, 4) is None

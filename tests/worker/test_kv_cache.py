@@ -7,7 +7,8 @@ import torch
 
 from octavo.protocol.config import CacheConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
-from octavo.worker import device
+from octavo.worker import cpu_device
+from octavo.worker.cpu_device import CPU_DEVICE
 from octavo.worker.kv_cache import (
     KvShape,
     allocate_host_cache,
@@ -18,7 +19,6 @@ from octavo.worker.kv_cache import (
     plan_num_host_blocks,
 )
 
-CPU = torch.device("cpu")
 BLOCK_BYTES = 1000
 
 
@@ -26,7 +26,8 @@ SHAPE = KvShape(num_layers=3, num_kv_heads=2, head_dim=8)
 
 
 def plan(cache=None, max_model_len=64, free_bytes=1_000_000, step_bytes=200_000):
-    return plan_num_blocks(cache or CacheConfig(), BLOCK_BYTES, max_model_len, free_bytes, step_bytes)
+    cache = cache or CacheConfig()
+    return plan_num_blocks(cache, BLOCK_BYTES, max_model_len, CPU_DEVICE.kv_budget(cache, free_bytes, step_bytes))
 
 
 def test_a_share_of_what_the_largest_step_leaves():
@@ -44,7 +45,7 @@ def test_a_given_size_is_taken():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"step_bytes": 1_000_000}, "the largest step: 1.0 MiB needed"),
+        ({"step_bytes": 1_000_000}, "the largest step in 50% of what is left: 1.0 MiB needed"),
         ({"cache": CacheConfig(block_size=16), "max_model_len": 16 * 401}, "--max-model-len"),
         ({"cache": CacheConfig(kv_cache_bytes=999)}, "raise --kv-cache-memory"),
     ],
@@ -62,14 +63,14 @@ def test_the_longest_request_that_just_fits_is_accepted():
 
 def test_the_tensor_has_the_size_that_was_planned():
     for dtype in (torch.float32, torch.bfloat16):
-        cache = allocate_kv_cache(SHAPE, 5, 4, dtype, CPU)
+        cache = allocate_kv_cache(SHAPE, 5, 4, dtype, CPU_DEVICE)
         assert cache.shape == (3, 2, 5, 4, 2, 8)
         assert cache.nbytes == 5 * block_num_bytes(SHAPE, 4, dtype)
 
 
 def test_more_than_the_machine_has_is_refused():
     with pytest.raises(StartupError) as caught:
-        allocate_kv_cache(SHAPE, 2**40, 16, torch.float32, CPU)
+        allocate_kv_cache(SHAPE, 2**40, 16, torch.float32, CPU_DEVICE)
     assert caught.value.exit_code is ExitCode.OUT_OF_MEMORY
     assert "--num-device-blocks" in caught.value.message
 
@@ -102,21 +103,21 @@ def test_a_start_without_a_host_tier_is_not_refused_for_it():
 
 
 def test_the_host_tier_looks_like_the_device_tier():
-    kv_cache = allocate_kv_cache(SHAPE, 5, 4, torch.bfloat16, CPU)
-    host_cache = allocate_host_cache(SHAPE, 7, kv_cache)
+    kv_cache = allocate_kv_cache(SHAPE, 5, 4, torch.bfloat16, CPU_DEVICE)
+    host_cache = allocate_host_cache(SHAPE, 7, kv_cache, CPU_DEVICE)
     assert host_cache.shape == (3, 2, 7, 4, 2, 8)
-    assert (host_cache.dtype, host_cache.device) == (torch.bfloat16, CPU)
+    assert (host_cache.dtype, host_cache.device) == (torch.bfloat16, torch.device("cpu"))
     assert "5 KV blocks of 4 tokens, 20 tokens" in describe_kv_cache(kv_cache, host_cache)
     assert "7 host blocks" in describe_kv_cache(kv_cache, host_cache)
-    nothing = allocate_host_cache(SHAPE, 0, kv_cache)
+    nothing = allocate_host_cache(SHAPE, 0, kv_cache, CPU_DEVICE)
     assert (nothing.nbytes, nothing.shape[2]) == (0, 0)
     assert "host" not in describe_kv_cache(kv_cache, nothing)
 
 
 def test_both_tiers_together_must_fit(monkeypatch):
-    kv_cache = allocate_kv_cache(SHAPE, 10, 4, torch.float32, CPU)
+    kv_cache = allocate_kv_cache(SHAPE, 10, 4, torch.float32, CPU_DEVICE)
     block_bytes = kv_cache.nbytes // 10
-    monkeypatch.setattr(device, "free_memory_bytes", lambda: 15 * block_bytes)
-    assert allocate_host_cache(SHAPE, 5, kv_cache).shape[2] == 5
+    monkeypatch.setattr(cpu_device, "free_memory_bytes", lambda: 15 * block_bytes)
+    assert allocate_host_cache(SHAPE, 5, kv_cache, CPU_DEVICE).shape[2] == 5
     with pytest.raises(StartupError, match="--num-host-blocks, or lower --kv-cache-memory"):
-        allocate_host_cache(SHAPE, 6, kv_cache)
+        allocate_host_cache(SHAPE, 6, kv_cache, CPU_DEVICE)

@@ -9,6 +9,7 @@ import torch
 
 from octavo.protocol.config import SchedulerConfig
 from octavo.worker import largest_step
+from octavo.worker.cpu_device import CPU_DEVICE
 from octavo.worker.largest_step import largest_inputs, measure_largest_step
 from octavo.worker.models.config import read_config
 from octavo.worker.sampler import Sampler
@@ -50,7 +51,7 @@ def measured(tmp_path):
     config = tiny_llama.engine_config(directory, vocab_size=50_000)
     config = msgspec.structs.replace(config, scheduler=SchedulerConfig(max_num_seqs=100, max_num_batched_tokens=128))
     model = load_model(config.model, read_config(config.model.path), torch.float32, CPU)
-    return model, Sampler(50_000, (), CPU), config, torch.float32, CPU
+    return model, Sampler(50_000, ()), config, torch.float32, CPU_DEVICE
 
 
 def test_its_memory_is_seen(measured):

@@ -66,7 +66,7 @@ def load(model_config: ModelConfig, dtype=torch.float32):
 
 def runner_for(model, block_size: int = 16, num_blocks: int = 256) -> ModelRunner:
     states = RequestStates(16, tiny_llama.MAX_MODEL_LEN, block_size)
-    return poisoned_runner(model, Sampler(model.config.vocab_size, (), CPU), states, block_size, num_blocks)
+    return poisoned_runner(model, Sampler(model.config.vocab_size, ()), states, block_size, num_blocks)
 
 
 def test_logits_equal_those_of_transformers(variant):

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.kernels.ops.candidates import likeliest_tokens
 from octavo.kernels.ops.philox import philox_uniform
+from octavo.kernels.ops.sampling import INVALID_TOKEN_ID
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import Candidates
-from octavo.worker.sampler import Sampler, SamplingRows
+from octavo.worker.sampler import Sampler, SamplingBatch, SamplingRows, make_candidates, uniforms_of
 from octavo.worker.sampling_table import SamplingTable
 
 VOCAB_SIZE = 300
@@ -22,7 +24,7 @@ class Row(NamedTuple):
 
 @pytest.fixture
 def sampler() -> Sampler:
-    return Sampler(VOCAB_SIZE, (EOS,), torch.device("cpu"))
+    return Sampler(VOCAB_SIZE, (EOS,))
 
 
 def row(output_position: int = 0, **options: object) -> Row:
@@ -37,15 +39,20 @@ def rows_of(*rows: Row) -> SamplingRows:
     return SamplingRows(table, indices, np.array([each.output_position for each in rows], np.int64))
 
 
+def options_of(sampler: Sampler, *rows: Row) -> SamplingBatch:
+    options = sampler.prepare(rows_of(*rows))
+    return SamplingBatch(*(None if option is None else torch.from_numpy(option) for option in options))
+
+
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
 
 
 def sample(sampler: Sampler, logits: torch.Tensor, *rows: Row) -> list[int]:
-    result = sampler.sample(logits.clone(), sampler.prepare(rows_of(*rows)))
-    assert not result.is_invalid.any()
-    assert result.token_ids.dtype == torch.int64
-    return result.token_ids.tolist()
+    token_ids = sampler.sample(logits.clone(), options_of(sampler, *rows))
+    assert (token_ids >= 0).all()
+    assert token_ids.dtype == torch.int64
+    return token_ids.tolist()
 
 
 def test_what_no_row_asks_for_is_not_built(sampler: Sampler) -> None:
@@ -63,7 +70,7 @@ def test_the_random_number_is_a_function_of_seed_choice_and_position(sampler: Sa
     expected = philox_uniform(
         torch.tensor([2**63 - 1, 2**63 - 1, 1]), torch.tensor([3, 3, 0]), torch.tensor([5, 6, 5]), torch.zeros(3).long()
     )
-    assert torch.equal(sampler.prepare(rows_of(*rows)).uniforms, expected)
+    assert torch.equal(uniforms_of(options_of(sampler, *rows)), expected)
 
 
 def test_a_rows_token_does_not_depend_on_its_neighbours(sampler: Sampler) -> None:
@@ -116,16 +123,13 @@ def test_a_row_with_bad_logits_fails_alone(
     expected = sample(sampler, logits, *rows)
     logits[1, token_id] = bad
 
-    result = sampler.sample(logits, sampler.prepare(rows_of(*rows)))
-
-    assert result.is_invalid.tolist() == [False, True, False]
-    assert result.token_ids[[0, 2]].tolist() == [expected[0], expected[2]]
+    assert sampler.sample(logits, options_of(sampler, *rows)).tolist() == [expected[0], INVALID_TOKEN_ID, expected[2]]
 
 
 def test_a_row_with_nothing_left_to_draw_is_invalid(sampler: Sampler) -> None:
     logits = torch.full((1, VOCAB_SIZE), -math.inf)
     logits[0, EOS] = 1.0
-    assert sampler.sample(logits, sampler.prepare(rows_of(row(min_tokens=1)))).is_invalid.tolist() == [True]
+    assert sampler.sample(logits, options_of(sampler, row(min_tokens=1))).tolist() == [INVALID_TOKEN_ID]
 
 
 def test_a_step_that_samples_nothing(sampler: Sampler) -> None:
@@ -133,7 +137,10 @@ def test_a_step_that_samples_nothing(sampler: Sampler) -> None:
 
 
 def candidates(sampler: Sampler, logits: torch.Tensor, *rows: Row) -> list[Candidates]:
-    return sampler.list_candidates(logits.clone(), rows_of(*rows))
+    masked = sampler.masked_tokens(rows_of(*rows))
+    nums = [each.params.num_candidates for each in rows]
+    token_ids, logprobs = likeliest_tokens(logits, max(nums), None if masked is None else torch.from_numpy(masked))
+    return make_candidates(token_ids.numpy(), logprobs.numpy(), nums)
 
 
 def test_each_row_lists_as_many_candidates_as_it_asked_for(sampler: Sampler) -> None:

@@ -61,7 +61,7 @@ class RecordingSampler(Sampler):
     """Keeps the logits of every step."""
 
     def __init__(self, vocab_size: int) -> None:
-        super().__init__(vocab_size, (), CPU)
+        super().__init__(vocab_size, ())
         self.steps: list[torch.Tensor] = []
 
     def sample(self, logits, batch):
