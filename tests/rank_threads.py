@@ -1,9 +1,10 @@
-"""Ranks of a tensor-parallel group as threads of one process, for tests of what ranks compute rather than how they talk."""
+"""Ranks of a tensor-parallel group as threads of one process, for tests of what ranks compute, not of how they talk."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -48,7 +49,7 @@ class ThreadGroup:
         self.meeting.wait(timeout_s)
 
 
-def thread_groups(size: int) -> list[TensorParallelGroup]:
+def thread_groups(size: int) -> list[ThreadGroup]:
     """Return the ends of a new group."""
     shared: list[torch.Tensor | None] = [None] * size
     meeting = threading.Barrier(size)
@@ -57,22 +58,22 @@ def thread_groups(size: int) -> list[TensorParallelGroup]:
 
 def run_ranks(size: int, work: Callable[[TensorParallelGroup], Result]) -> list[Result]:
     """Run `work` on every rank at once; return the results by rank, or raise what the first to fail raised."""
-    groups = thread_groups(size)
-    results: dict[int, Result] = {}
-    problems: list[BaseException] = []
+    return run_groups(thread_groups(size), work)
 
-    def run(group: TensorParallelGroup) -> None:
+
+def run_groups(groups: Sequence[ThreadGroup], work: Callable[[TensorParallelGroup], Result]) -> list[Result]:
+    """Run `work` with each end of a group at once, as `run_ranks` does."""
+
+    def run(group: ThreadGroup) -> Result:
         try:
-            results[group.rank] = work(group)
-        except BaseException as problem:
-            problems.append(problem)
-            groups[0].meeting.abort()
+            return work(group)
+        except BaseException:
+            group.meeting.abort()  # so that nobody waits for this rank
+            raise
 
-    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if problems:
-        raise problems[0]
-    return [results[rank] for rank in range(size)]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        futures = [pool.submit(run, group) for group in groups]
+    problems = [problem for future in futures if (problem := future.exception()) is not None]
+    for problem in sorted(problems, key=lambda problem: isinstance(problem, threading.BrokenBarrierError)):
+        raise problem
+    return [future.result() for future in futures]

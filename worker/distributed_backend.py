@@ -75,7 +75,7 @@ class BackendGroup:
         self.num_barriers += 1
         missing = await_ranks(self.store, f"barrier-{self.num_barriers}", self.rank, self.size, timeout_s)
         if missing:
-            raise RankLostError(f"rank {self.rank} waited {timeout_s:.0f} s for ranks {missing}")
+            raise RankLostError(f"rank {self.rank} waited {timeout_s:g} s for ranks {missing}")
 
 
 class GlooGroup(BackendGroup):

@@ -72,14 +72,14 @@ def _tcp_store(parallel: ParallelConfig, rank: int) -> Store:
             store = distributed.TCPStore(host, port, is_master=False, **options)
         except RuntimeError as problem:
             raise StartupError(
-                ExitCode.NODE_LOST, f"rank 0 on node 0 was not reached at {host}:{port} within {timeout_s:.0f} s"
+                ExitCode.NODE_LOST, f"rank 0 on node 0 was not reached at {host}:{port} within {timeout_s:g} s"
             ) from problem
     missing = await_ranks(store, "start", rank, parallel.tensor_parallel_size, timeout_s)
     if missing:
         nodes = sorted({number // parallel.num_local_workers for number in missing})
         raise StartupError(
             ExitCode.NODE_LOST,
-            f"ranks {_listed(missing)} of node {_listed(nodes)} did not come to {host}:{port} within {timeout_s:.0f} s",
+            f"ranks {_listed(missing)} of node {_listed(nodes)} did not come to {host}:{port} within {timeout_s:g} s",
         )
     return store
 

@@ -202,7 +202,7 @@ class SharedMemoryGroup:
                 continue
             self._check_peers()
             if time.monotonic() > deadline_s:
-                raise RankLostError(f"rank {self.rank} waited {timeout_s:.0f} s for rank {other}")
+                raise RankLostError(f"rank {self.rank} waited {timeout_s:g} s for rank {other}")
             time.sleep(sleep_s)
             sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+from pathlib import Path
 
 import pytest
 import tiny_llama
@@ -188,3 +190,23 @@ def test_every_flipped_bit_of_the_header_is_refused_or_harmless(tmp_path):
         if found == wanted and not all((tensor.read() == 1).all() for tensor in tensors.values()):
             silently_accepted.append(bit)
     assert not silently_accepted
+
+
+def resident_bytes(path):
+    """Bytes of this process's mapping of the file that are in memory."""
+    smaps = Path("/proc/self/smaps").read_text()
+    mapping = smaps[smaps.index(str(path)) :]
+    return 1024 * int(re.search(r"Rss:\s+(\d+) kB", mapping)[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_rows_that_are_not_asked_for_are_not_read(tmp_path):
+    path = tmp_path / SINGLE_FILE
+    values = torch.arange(8 << 20, dtype=torch.float32).view(1 << 10, -1)
+    save_file({"t": values}, path)
+    stored = open_safetensors(str(tmp_path))["t"]
+    rows = range(256, 512)
+    assert torch.equal(stored.read(rows).clone(), values[256:512])
+    assert values.nbytes // 4 <= resident_bytes(path) < values.nbytes // 2
+    assert torch.equal(stored.read().clone(), values)
+    assert resident_bytes(path) >= values.nbytes
