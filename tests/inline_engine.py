@@ -1,11 +1,17 @@
-"""The engine core and the real worker in one process, without sockets: the shortest way from requests to tokens."""
+"""The engine core and the real workers in one process, without sockets: the shortest way from requests to tokens.
+
+The ranks of a tensor-parallel group are threads.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from unittest.mock import patch
 
 import msgspec
+from rank_threads import run_at_once, thread_groups
 
 from octavo.engine_core.engine_core import EngineCore
 from octavo.protocol.codec import decode_scheduler_output, decode_worker_event, encode
@@ -13,9 +19,14 @@ from octavo.protocol.config import EngineConfig
 from octavo.protocol.engine_messages import AddRequest, FinishReason, RequestOutput
 from octavo.protocol.lifecycle import AnyStatus, Reporter
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput, WorkerReady
+from octavo.worker import worker
+from octavo.worker.device import Device
+from octavo.worker.distributed import SINGLE_RANK
+from octavo.worker.distributed_checksum import StepChecksum
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import read_config
+from octavo.worker.step_result import PendingStep
 from octavo.worker.worker import build_runner
 
 OWNER = b"api-0"
@@ -33,25 +44,56 @@ class SilentReporter(Reporter):
 
 
 class InlineExecutor:
-    """Runs each step at once, through the bytes of the wire; results wait until they are taken."""
+    """Launches each step at once, through the bytes of the wire, and reads its result when it is asked for."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
-        self.results: deque[ModelRunnerOutput] = deque()
+    def __init__(self, runners: Sequence[ModelRunner]) -> None:
+        self.runners = runners
+        self.checksum = StepChecksum()
+        self.pending: deque[list[PendingStep]] = deque()
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Rank 0's."""
+        return self.runners[0]
 
     def execute(self, step: SchedulerOutput) -> None:
-        result = self.runner.execute(decode_scheduler_output(encode(step)))
+        frame = encode(step)
+        self.checksum.update(frame)
+        launches = [partial(self._launch, runner, frame) for runner in self.runners]
+        self.pending.append(run_at_once([runner.group for runner in self.runners], launches))
+
+    def _launch(self, runner: ModelRunner, frame: bytes) -> PendingStep:
+        return runner.launch(decode_scheduler_output(frame), self.checksum.value)
+
+    def receive(self) -> ModelRunnerOutput:
+        result, *others = [pending.result() for pending in self.pending.popleft()]
+        for other in others:
+            assert other.sampled_token_ids == result.sampled_token_ids, "every rank goes on from the same tokens"
         event = decode_worker_event(encode(result))
         assert isinstance(event, ModelRunnerOutput)
-        self.results.append(event)
+        return event
+
+
+def build_ranks(
+    config: EngineConfig, reporter: Reporter, device: Device | None
+) -> tuple[list[ModelRunner], WorkerReady]:
+    """Return the runner of each rank, and what the engine core gets to know of them."""
+    model_config = read_config(config.model.path)
+    groups = thread_groups(config.parallel.tensor_parallel_size)
+    builds = [partial(build_runner, config, model_config, reporter, group.rank, device) for group in groups]
+    with patch.object(worker, "make_group", lambda config, rank, device: groups[rank] if groups[1:] else SINGLE_RANK):
+        runners, readies = zip(*run_at_once(groups, builds), strict=True)
+    assert len({(ready.num_device_blocks, ready.num_host_blocks) for ready in readies}) == 1
+    return list(runners), readies[0]
 
 
 class InlineEngine:
     """Runs requests to their ends."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        runner, memory = build_runner(config, read_config(config.model.path), SilentReporter())
-        self.executor = InlineExecutor(runner)
+    def __init__(self, config: EngineConfig, device: Device | None = None) -> None:
+        self.reporter = SilentReporter()
+        runners, memory = build_ranks(config, self.reporter, device)
+        self.executor = InlineExecutor(runners)
         self.core = EngineCore(config, self.executor, memory)
         self.num_requests = 0
 
@@ -67,15 +109,15 @@ class InlineEngine:
         while len(ends) < len(commands):
             self.core.step()
             observe()
-            self.core.update(self.executor.results.popleft())
+            self.core.update(self.executor.receive())
             for output in self.core.take_outputs().get(OWNER, []):
                 assert output.first_index == len(outputs[output.request_id])
                 outputs[output.request_id] += output.token_ids
                 if output.finish_reason is not None:
                     token_ids = outputs[output.request_id]
                     ends[output.request_id] = msgspec.structs.replace(output, first_index=0, token_ids=token_ids)
-        while self.executor.results:
-            self.core.update(self.executor.results.popleft())
+        while self.executor.pending:
+            self.core.update(self.executor.receive())
         self.core.check_idle()
         return [ends[command.request_id] for command in commands]
 

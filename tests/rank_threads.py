@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -58,21 +59,25 @@ def thread_groups(size: int) -> list[ThreadGroup]:
 
 def run_ranks(size: int, work: Callable[[TensorParallelGroup], Result]) -> list[Result]:
     """Run `work` on every rank at once; return the results by rank, or raise what the first to fail raised."""
-    return run_groups(thread_groups(size), work)
+    groups = thread_groups(size)
+    return run_at_once(groups, [partial(work, group) for group in groups])
 
 
-def run_groups(groups: Sequence[ThreadGroup], work: Callable[[TensorParallelGroup], Result]) -> list[Result]:
-    """Run `work` with each end of a group at once, as `run_ranks` does."""
+def run_at_once(groups: Sequence[TensorParallelGroup], calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run the calls of the ranks at once, a single one in this thread; return the results, as `run_ranks` does."""
+    if len(calls) == 1:
+        return [calls[0]()]
 
-    def run(group: ThreadGroup) -> Result:
+    def run(group: TensorParallelGroup, call: Callable[[], Result]) -> Result:
         try:
-            return work(group)
+            return call()
         except BaseException:
-            group.meeting.abort()  # so that nobody waits for this rank
+            if isinstance(group, ThreadGroup):
+                group.meeting.abort()  # so that nobody waits for this rank
             raise
 
     with ThreadPoolExecutor(len(groups)) as pool:
-        futures = [pool.submit(run, group) for group in groups]
+        futures = [pool.submit(run, group, call) for group, call in zip(groups, calls, strict=True)]
     problems = [problem for future in futures if (problem := future.exception()) is not None]
     for problem in sorted(problems, key=lambda problem: isinstance(problem, threading.BrokenBarrierError)):
         raise problem
