@@ -76,7 +76,7 @@ class Nodes:
         return nodes
 
     def complete(self, node: ServerProcess, prompt: str, max_tokens: int) -> str:
-        """Return the text with which node 0 answers a client on its machine, greedily and without an end."""
+        """Return the text with which `node` answers a client on its machine, greedily and without an end."""
         body = {
             "model": Path(self.model).stem,
             "prompt": prompt,
@@ -85,7 +85,7 @@ class Nodes:
             "ignore_eos": True,
         }
         command = [
-            *(*self.prefixes[0], sys.executable, "-c", POST_PROGRAM),
+            *(*node.prefix, sys.executable, "-c", POST_PROGRAM),
             *(f"{node.url}/v1/completions", json.dumps(body)),
         ]
         answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout)

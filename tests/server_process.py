@@ -80,9 +80,13 @@ class ProcessTree:
         """Wait for the supervisor's end; return its exit status."""
         return self.process.wait(timeout_s)
 
+    def wait_until_all_have_ended(self) -> None:
+        """Wait until no process is alive."""
+        wait_until(lambda: not self.living(), f"the end of {self.living()}", 10.0)
+
     def assert_nothing_is_left(self) -> None:
         """Wait until no process is alive, and check that no socket directory remains."""
-        wait_until(lambda: not self.living(), f"the end of {self.living()}", 10.0)
+        self.wait_until_all_have_ended()
         left = list(self.runtime_directory.iterdir())
         assert not left, f"left behind: {left}"
 
@@ -108,6 +112,7 @@ class ServerProcess(ProcessTree):
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
+        self.prefix = prefix
         port = () if "--port" in arguments else ("--port", "0")
         super().__init__([*prefix, OCTAVO, "serve", str(model), *port, *arguments], environment)
 

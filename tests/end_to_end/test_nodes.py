@@ -87,21 +87,11 @@ def test_a_second_node_with_the_same_rank_is_turned_away(nodes: Nodes) -> None:
     assert nodes.complete(first, "x", 5)
 
 
-@pytest.mark.parametrize(
-    ("flags", "difference"),
-    [
-        (("--block-size", "32"), "block_size is 32 on node 1 and 16 on node 0"),
-        (("--max-model-len", "100"), "max_model_len is 100 on node 1 and 8192 on node 0"),
-        (("--dtype", "float32"), "dtype is float32 on node 1 and None on node 0"),
-    ],
-)
-def test_nodes_that_were_started_differently_name_the_difference(
-    nodes: Nodes, flags: tuple[str, ...], difference: str
-) -> None:
-    for node in [nodes.start(0), nodes.start(1, *flags)]:
+def test_nodes_that_were_started_differently_name_the_difference(nodes: Nodes) -> None:
+    for node in [nodes.start(0), nodes.start(1, "--block-size", "32")]:
         status, (line,) = end_of(node)
         assert status == ExitCode.USAGE
-        assert difference in line
+        assert "block_size is 32 on node 1 and 16 on node 0" in line
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "oracle_worker 1"])
@@ -111,8 +101,7 @@ def test_node_0_ends_when_another_node_does(nodes: Nodes, victim: str) -> None:
     status, (line,) = end_of(first)
     assert status == ExitCode.NODE_LOST
     assert "node 1 is gone: its worker 1 is not connected any more" in line
-    second.wait()
-    second.assert_nothing_is_left()
+    second.wait_until_all_have_ended()  # its directory, without sockets, is left to the next start
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "engine_core", "oracle_worker 0"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from node_processes import Namespaces, Nodes, end_of
 from oracle import expected_output
+from server_process import ServerProcess
 
 from octavo.api_server.output_processor import OutputProcessor
 from octavo.api_server.tokenizer import Tokenizer
@@ -19,7 +23,7 @@ pytestmark = pytest.mark.model
 
 VOCAB_SIZE, EOS_TOKEN_IDS, MAX_MODEL_LEN = 49152, (2,), 512
 PROMPT = "block table"
-REAL_WORKER = ("--device", "cpu", "--dtype", "float32", "--num-device-blocks", "64")
+REAL_WORKER = ("--device", "cpu", "--threads", "1", "--dtype", "float32", "--num-device-blocks", "64")
 
 
 def expected_text(model: Path, max_tokens: int) -> str:
@@ -65,3 +69,31 @@ def test_requests_are_served_and_a_link_that_is_cut_is_noticed_on_both_sides(
     status, (line,) = end_of(second)
     assert status == ExitCode.NODE_LOST
     assert f"node 0 at {nodes.place} is gone" in line
+
+
+def test_a_real_model_over_two_machines_answers_as_on_one(nodes: Nodes) -> None:
+    with ServerProcess(nodes.model, *REAL_WORKER) as alone:
+        expected = nodes.complete(alone, PROMPT, 12)
+    first, _ = nodes.start_all(worker=REAL_WORKER)
+    assert nodes.complete(first, PROMPT, 12) == expected
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_loss_of_a_node_in_the_middle_of_a_step_is_told_as_such(nodes: Nodes, victim: int) -> None:
+    started = nodes.start_all(worker=REAL_WORKER)
+    request = threading.Thread(target=ask_in_vain, args=(nodes, started[0]))
+    request.start()
+    time.sleep(1.5)  # it computes by then; if not, the test proves less
+    started[victim].process_called("supervisor").kill()
+    status, (line,) = end_of(started[1 - victim])
+    assert status == ExitCode.NODE_LOST
+    assert (f"node 0 at {nodes.place} is gone", "node 1 is gone: its worker 1 is not connected any more")[
+        victim
+    ] in line
+    started[victim].wait_until_all_have_ended()
+    request.join()
+
+
+def ask_in_vain(nodes: Nodes, node: ServerProcess) -> None:
+    with contextlib.suppress(subprocess.CalledProcessError):
+        nodes.complete(node, PROMPT, 900)
