@@ -4,6 +4,6 @@ A kernel that is not imported here does not exist for a worker, so each module o
 has its line. Rejected: importing whatever lies in the package (what runs should be readable in one place).
 """
 
-from octavo.kernels.triton import activation, linear, moe, norm, philox, rotary, sampling
+from octavo.kernels.triton import activation, attention, kv_cache, linear, moe, norm, philox, rotary, sampling
 
-__all__ = ["activation", "linear", "moe", "norm", "philox", "rotary", "sampling"]
+__all__ = ["activation", "attention", "kv_cache", "linear", "moe", "norm", "philox", "rotary", "sampling"]
