@@ -29,6 +29,15 @@ if os.environ.get("TRITON_INTERPRET") != "0":
     interpret_triton_kernels()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out, unless they are asked for with `-m slow`."""
+    if "slow" in config.option.markexpr:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+
+
 SHOWN = pytest.StashKey[dict[str, str]]()
 
 

@@ -10,11 +10,18 @@ from octavo.api_server.startup_log import StartupLog
 from octavo.api_server.stop_signals import HelperRunner, SignalInbox
 from octavo.protocol.config import CacheConfig, Dtype, EngineConfig, ModelConfig, SchedulerConfig, WeightsFormat
 
+EMBEDDED_MODEL = "smollm2-135m"
+
+
+def locate_model(name: str) -> Location:
+    """What `octavo serve NAME` would serve; fetched and imported once, by the product's code."""
+    with SignalInbox() as signals:
+        return ModelSource(default_cache_directory(), HelperRunner(signals), StartupLog()).locate(name)
+
 
 def locate_embedded_model() -> Location:
-    """Its GGUF file, and the directory into which its metadata was imported; fetched once, by the product's code."""
-    with SignalInbox() as signals:
-        return ModelSource(default_cache_directory(), HelperRunner(signals), StartupLog()).locate("smollm2-135m")
+    """Its GGUF file, and the directory into which its metadata was imported."""
+    return locate_model(EMBEDDED_MODEL)
 
 
 def embedded_model_config(
