@@ -75,7 +75,7 @@ def _log_kernels(choice: dict[str, str]) -> None:
 def _agree_on_dtype(place: Place) -> None:
     """Raise StartupError(USAGE) on a rank whose machine made it choose another dtype than rank 0."""
     dtypes = list(TORCH_DTYPES.values())
-    own = torch.tensor([dtypes.index(place.dtype)], device=place.device.torch_device)
+    own = torch.full((1,), dtypes.index(place.dtype), device=place.device.torch_device)
     chosen = dtypes[int(place.group.broadcast(own))]
     if chosen is not place.dtype:
         raise StartupError(
