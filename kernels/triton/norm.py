@@ -65,7 +65,7 @@ def triton_rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     groups = as_groups_of_rows(x)
-    residual_groups = None if residual is None else as_groups_of_rows(residual.expand_as(x))
+    residual_groups = None if residual is None else as_groups_of_rows(residual)
     residual_strides = (0, 0) if residual_groups is None else residual_groups.stride()[:2]
     normed = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = None if residual is None else torch.empty_like(normed)

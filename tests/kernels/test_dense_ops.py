@@ -6,8 +6,8 @@ import pytest
 import torch
 from kernel_checks import DTYPES, assert_close, needs_steady_products, random_tensor
 
-from octavo.kernels.ops.activation import silu_mul
-from octavo.kernels.ops.linear import linear
+from octavo.kernels.ops.activation import gelu_mul, silu_mul
+from octavo.kernels.ops.linear import head_logits, linear
 from octavo.kernels.ops.norm import rms_norm
 from octavo.kernels.ops.rotary import rotary
 
@@ -42,6 +42,20 @@ def test_a_row_of_linear_has_the_same_bits_in_any_company(shape: tuple[int, int]
         for first in (0, 400 - num_rows):
             rows = slice(first, first + num_rows)
             assert torch.equal(linear(x[rows], weight), alone[rows]), f"{num_rows} rows from {first}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(0, 50), (1, 50), (3, 32), (5, 131)])
+def test_head_logits_are_fp32_whatever_the_tile(num_rows: int, vocab_size: int, dtype: torch.dtype) -> None:
+    hidden = random_tensor(num_rows, 48, dtype=dtype)
+    weight = random_tensor(vocab_size, 48, dtype=dtype, seed=1) / 7
+    tiles = [torch.full((num_tile_rows, 48), torch.nan) for num_tile_rows in (32, 200)]
+
+    in_parts, in_one = (head_logits(hidden, weight, tile) for tile in tiles)
+
+    assert in_parts.dtype == torch.float32
+    for logits in (in_parts, in_one):
+        assert_close(logits, hidden.double() @ weight.double().t())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -104,6 +118,14 @@ def test_silu_mul(dtype: torch.dtype) -> None:
     gate_up = random_tensor(3, 5, 40, dtype=dtype) * 4
     gate, up = gate_up[..., :20].double(), gate_up[..., 20:].double()
     assert_close(silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_mul(dtype: torch.dtype) -> None:
+    gate_up = random_tensor(3, 5, 40, dtype=dtype) * 4
+    gate, up = gate_up[..., :20].double(), gate_up[..., 20:].double()
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    assert_close(gelu_mul(gate_up), gate / 2 * (1 + torch.tanh(inner)) * up)
 
 
 def test_rows_of_small_ops_have_the_same_bits_in_any_company() -> None:
