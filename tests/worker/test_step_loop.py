@@ -1,0 +1,108 @@
+"""A worker's loop: steps are launched when they come, results go back in order and when they are there."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from octavo.protocol.codec import decode_worker_event, encode
+from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.worker.distributed_checksum import StepChecksum
+from octavo.worker.step_loop import StepLoop
+
+
+class Link:
+    """Frames that are there, and those that were sent; says how long it was waited for."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self.frames = deque(frames)
+        self.sent: list[ModelRunnerOutput] = []
+        self.timeouts_s: list[float | None] = []
+        self.takes_more = True
+
+    def receive(self, timeout_s: float | None) -> bytes | None:
+        self.timeouts_s.append(timeout_s)
+        return self.frames.popleft() if self.frames else None
+
+    def send(self, frame: bytes) -> bool:
+        self.sent.append(decode_worker_event(frame))
+        return self.takes_more
+
+
+class Step:
+    def __init__(self, step_id: int) -> None:
+        self.step_id = step_id
+        self.ready = False
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def result(self) -> ModelRunnerOutput:
+        return ModelRunnerOutput(self.step_id, [])
+
+
+class Runner:
+    def __init__(self, rank: int = 0) -> None:
+        self.group = self
+        self.rank = rank
+        self.steps: list[Step] = []
+        self.checksums: list[int] = []
+
+    def launch(self, step: SchedulerOutput, checksum: int) -> Step:
+        self.steps.append(Step(step.step_id))
+        self.checksums.append(checksum)
+        return self.steps[-1]
+
+
+def frame(step_id: int) -> bytes:
+    return encode(SchedulerOutput(step_id, [], [], [], [], [], [], {}))
+
+
+def test_the_next_step_is_launched_while_one_is_under_way():
+    runner, link = Runner(), Link(frame(0), frame(1))
+    loop = StepLoop(runner, link)
+    loop.turn()
+    loop.turn()
+    assert [step.step_id for step in runner.steps] == [0, 1]
+    assert link.sent == []
+    assert link.timeouts_s == [None, 0], "it waits only when nothing is under way"
+
+    runner.steps[1].ready = True
+    loop.turn()
+    assert link.sent == [], "results go in order"
+    runner.steps[0].ready = True
+    loop.turn()
+    assert [result.step_id for result in link.sent] == [0, 1]
+    loop.turn()
+    assert link.timeouts_s[-1] is None
+
+
+def test_every_step_has_the_checksum_of_all_so_far():
+    runner, link = Runner(), Link(frame(0), b"no step", frame(1))
+    loop = StepLoop(runner, link)
+    for _ in range(3):
+        loop.turn()
+    checksum = StepChecksum()
+    for number in range(2):
+        checksum.update(frame(number))
+        assert runner.checksums[number] == checksum.value
+
+
+def test_other_ranks_do_not_answer():
+    runner, link = Runner(rank=1), Link(frame(0))
+    loop = StepLoop(runner, link)
+    loop.turn()
+    runner.steps[0].ready = True
+    loop.turn()
+    assert (link.sent, loop.pending) == ([], deque())
+
+
+def test_a_result_that_nobody_takes_ends_the_worker():
+    runner, link = Runner(), Link(frame(0))
+    link.takes_more = False
+    loop = StepLoop(runner, link)
+    loop.turn()
+    runner.steps[0].ready = True
+    with pytest.raises(RuntimeError, match="takes no results"):
+        loop.turn()
