@@ -29,7 +29,7 @@ from octavo.worker.distributed_meeting import meet, share_memory, share_text
 from octavo.worker.shared_memory_group import SharedMemoryGroup, memory_num_bytes
 
 MEETING_TIMEOUT_S = 300.0  # of ranks that one supervisor starts at once; it knows sooner when one of them ends
-COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 LOOPBACK_ADDRESS = "127.0.0.1"
 ARCHITECTURES_WITH_ORDERED_STORES = ("x86_64", "AMD64")
 

@@ -33,7 +33,7 @@ from octavo.worker.distributed import RankDivergedError, RankLostError
 AREA_BYTES = 1 << 20  # of one rank in one collective; what is larger goes in parts
 CONTROL_WORDS = 32  # int64 words of a rank: its counter in the first cache line, its headers in the next two
 HEADER_OFFSETS = (8, 16)  # of even and odd collectives
-WAIT_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 120.0  # for one that is stuck; a rank that ends is noticed at once
 NUM_EAGER_LOOKS = 200  # some 10 µs
 NUM_YIELDING_LOOKS = 5000  # some ms
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 5e-5, 1e-3

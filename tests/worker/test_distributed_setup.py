@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -206,14 +207,12 @@ def test_a_barrier_names_who_is_missing(tmp_path, nccl):
         first.barrier(0.2)
 
 
-def test_checksums_depend_on_every_frame_and_their_order():
-    values = set()
-    for frames in ([b"a", b"b"], [b"b", b"a"], [b"ab"], [b"a"], [b"a", b"b", b""], []):
-        checksum = StepChecksum()
-        for frame in frames:
-            checksum.update(frame)
-        values.add(checksum.value)
-    assert len(values) == 4, "where one frame ends and the next begins is in the frames themselves"
+@pytest.mark.parametrize("frames", [[], [b"a"], [b"a", b"b"], [b"b", b"a"], [b"a", b"b", b"a"]])
+def test_checksums_depend_on_every_frame_and_their_order(frames):
+    checksum = StepChecksum()
+    for frame in frames:
+        checksum.update(frame)
+    assert checksum.value == zlib.crc32(b"".join(frames))
 
 
 def test_a_checksum_travels_behind_the_tokens():

@@ -105,6 +105,7 @@ class LlamaForCausalLM(nn.Module):
         """
         super().__init__()
         self.config = config
+        self.group = group
         heads = split_heads(config.num_query_heads, config.num_kv_heads, group.size)[group.rank]
         self.kv_shape = KvShape(config.num_layers, len(heads.kv_heads), config.head_dim)
         sizes = (config.vocab_size, config.hidden_size)
