@@ -3,8 +3,9 @@
 A row's weights, exp((logit - maximum) / temperature), are at most 1 and not negative, so that their bits as an integer,
 their key, order them. What top_k and top_p keep is then a lowest key and, of the tokens with just that key, the first
 few. That key is searched for: a pass over the row counts and adds up the weights at or above three keys, which narrows
-the interval to a quarter; it ends when no other key can change the answer, after some 5 to 15 passes. Weights are made
-anew in every pass: a row of logits stays in the L2 cache, and one exponential costs less than a second row of memory.
+the interval to a quarter; it ends when no other key can change the answer: after 3 to 12 passes for 128,256 normal
+logits with a deviation of 2 to 5, and after about 16 for equals at the cut. Weights are made anew in every pass: a row
+of logits stays in the L2 cache, and one exponential costs less than a second row of memory.
 
 Rows pay for what they ask, as in the reference: a greedy row for one pass, a plain one for two. The draw adds up blocks
 in float64 in id order, then looks into the block that the random number is in.
