@@ -25,6 +25,7 @@ from octavo.kernels.ops.attention import HeadShape, plan_attention
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.worker.device import Device, explain_out_of_memory
+from octavo.worker.distributed import TensorParallelGroup
 from octavo.worker.graph import graph_sizes
 from octavo.worker.kv_cache import LOWER_STEP_SIZE
 from octavo.worker.layers.attention import AttentionMetadata
@@ -140,11 +141,17 @@ def measure_largest_step(
     with explain_out_of_memory("the largest step", None, LOWER_STEP_SIZE):
         layer = _LayerRun(model, config, dtype, device)
         num_bytes = device.measure_peak_bytes(run)
-    if device.has_graphs or layer.duration_s / 2 <= MAX_SECOND_RUN_S:  # half the context takes half the time, if long
+    is_short = layer.duration_s / 2 <= MAX_SECOND_RUN_S  # half the context takes half the time, if it is long
+    if _rank_0_says(model.group, device.has_graphs or is_short, device):
         longest_chunk = metadata.query_start_loc.diff().max()
         layer.step(positions, metadata._replace(seq_lens=torch.maximum(metadata.seq_lens // 2, longest_chunk)))
     tokens_per_s = len(positions) / (layer.duration_s * model.kv_shape.num_layers)
     return LargestStep(num_bytes, tokens_per_s, _graph_bytes(layer, config, device))
+
+
+def _rank_0_says(group: TensorParallelGroup, decision: bool, device: Device) -> bool:
+    """Return what rank 0 decided: the ranks' clocks differ, but all have to run the same collectives."""
+    return bool(group.broadcast(torch.tensor([decision], dtype=torch.int64, device=device.torch_device)).item())
 
 
 def _graph_bytes(layer: _LayerRun, config: EngineConfig, device: Device) -> int:

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from octavo.protocol.config import WeightsFormat
 from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker import weight_loader
+from octavo.worker.cpu_device import CPU_DEVICE
+from octavo.worker.largest_step import _rank_0_says
 from octavo.worker.layers.shares import split_heads
 from octavo.worker.models.config import read_config
 from octavo.worker.weight_loader import load_model, weights_num_bytes
@@ -229,3 +231,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path, monkeypatch, weights_format
         gc.enable()
     assert living
     assert most_alive == 0
+
+
+def test_rank_0_decides_what_clocks_decide():
+    assert run_ranks(2, lambda group: _rank_0_says(group, group.rank == 0, CPU_DEVICE)) == [True, True]
