@@ -71,7 +71,7 @@ def any_copies(rng: random.Random) -> list[BlockCopy]:
         CopyKind.SWAP_IN: (NUM_HOST, NUM_DEVICE),
         CopyKind.DEVICE: (NUM_DEVICE, NUM_DEVICE),
     }
-    kinds = rng.choice([list(CopyKind), [CopyKind.SWAP_OUT], [CopyKind.SWAP_OUT, CopyKind.DEVICE]])
+    kinds = rng.choice([list(CopyKind), [CopyKind.SWAP_OUT], [CopyKind.DEVICE]])
     copies = []
     for _ in range(rng.choice((0, 1, 2, 5))):
         kind = rng.choice(kinds)

@@ -241,6 +241,9 @@ def test_a_row_that_fails_with_two_steps_in_flight(directory, alone):
             step_of(3, dropped_request_ids=["r1"], new_requests=[newcomer], num_scheduled_tokens={"r4": 31})
         )
         late, last = third.result(), fourth.result()
+        row = runner.states.rows["r0"]
+        known = runner.states.token_ids[row, : runner.states.num_tokens[row]].tolist()
+    assert known == PROMPTS["r0"] + alone["r0"][:4], "the host has learnt what the device drew"
     assert late.sampled_token_ids == [alone["r0"][2], NO_TOKEN, alone["r2"][2]]
     assert late.errors == {}
     assert last.sampled_token_ids == [alone["r0"][3], alone["r2"][3], alone["r4"][0]]
