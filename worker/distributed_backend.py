@@ -78,11 +78,11 @@ class BackendGroup:
             raise RankLostError(f"rank {self.rank} waited {timeout_s:g} s for ranks {missing}")
 
 
-class GlooGroup(BackendGroup):
-    """CPU tensors over TCP."""
+class OrderedGroup(BackendGroup):
+    """Sums in the order of the ranks: gloo's, whose own sum has no such order, and NCCL's where sums must be steady."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum in the order of the ranks, rounding to the dtype of `x` after each; gloo's own sum has no such order."""
+        """Bring every rank's part here and add them up, rounding to the dtype of `x` after each."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self.backend.allgather(parts, x).wait()
@@ -99,7 +99,7 @@ class NcclGroup(BackendGroup):
         """Sum in an order that NCCL chooses by size and machine.
 
         Every rank gets the same bits, and equal calls give equal sums; but the bits of a row may depend on how many
-        rows are summed with it.
+        rows are summed with it. `OrderedGroup` is for those who mind.
         """
         x = x.contiguous()
         self.backend.allreduce(x).wait()

@@ -1,10 +1,10 @@
 """How a tensor-parallel group comes to be: which transport it takes, and how its ranks find each other.
 
 On one machine nothing is reachable from outside: the ranks meet over a socket and a file in the private directory, and
-gloo and NCCL are bound to the loopback interface. Across machines rank 0 keeps the store of the ranks on node 0's
-address, one port above the steps', and each rank binds its own connections to the interface that leads there. What the
-ranks send each other there is neither encrypted nor authenticated, as no library for it can be: such a network must be
-private.
+gloo is bound to the loopback interface. Across machines rank 0 keeps the store of the ranks on node 0's address, one
+port above the steps', and each rank binds gloo to the interface that leads there. NCCL takes its interface from the
+environment that the supervisor gives to workers, which is the same one. What the ranks send each other there is neither
+encrypted nor authenticated, as no library for it can be: such a network must be private.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import socket
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import torch
 from torch import distributed
 from torch.distributed import Store
@@ -24,7 +23,7 @@ from torch.distributed import Store
 from octavo.protocol.config import EngineConfig, ParallelConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker.distributed import RankLostError, TensorParallelGroup
-from octavo.worker.distributed_backend import BackendGroup, GlooGroup, NcclGroup, await_ranks
+from octavo.worker.distributed_backend import BackendGroup, NcclGroup, OrderedGroup, await_ranks
 from octavo.worker.distributed_meeting import meet, share_memory, share_text
 from octavo.worker.shared_memory_group import SharedMemoryGroup, memory_num_bytes
 
@@ -107,27 +106,14 @@ def _own_address(parallel: ParallelConfig) -> str:
         return str(probe.getsockname()[0])
 
 
-def interface_of(address: str) -> str:
-    """Return the name of the network interface that has `address`."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address.split("%")[0] == address for entry in addresses):
-            return name
-    raise StartupError(ExitCode.FAILURE, f"no network interface has the address {address}")
-
-
 def _backend_group(store: Store, rank: int, parallel: ParallelConfig, device: torch.device) -> BackendGroup:
-    size, address = parallel.tensor_parallel_size, _own_address(parallel)
+    size = parallel.tensor_parallel_size
     if device.type == "cuda":
-        return NcclGroup(_nccl(store, rank, size, address), store, rank, size)
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        group = OrderedGroup if parallel.deterministic else NcclGroup
+        return group(distributed.ProcessGroupNCCL(store, rank, size, options), store, rank, size)
     options = distributed.ProcessGroupGloo._Options()
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=_own_address(parallel))]
     options._timeout = COLLECTIVE_TIMEOUT
-    return GlooGroup(distributed.ProcessGroupGloo(store, rank, size, options), store, rank, size)
-
-
-def _nccl(store: Store, rank: int, size: int, address: str) -> distributed.ProcessGroupNCCL:
-    """NCCL takes the interface of its own sockets from the process's environment only, and by default any."""
-    os.putenv("NCCL_SOCKET_IFNAME", f"={interface_of(address)}")
-    options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = COLLECTIVE_TIMEOUT
-    return distributed.ProcessGroupNCCL(store, rank, size, options)
+    return OrderedGroup(distributed.ProcessGroupGloo(store, rank, size, options), store, rank, size)

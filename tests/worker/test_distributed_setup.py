@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import time
@@ -18,7 +17,7 @@ from torch import distributed
 from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker import distributed_setup
 from octavo.worker.distributed import SINGLE_RANK, RankLostError, make_group
-from octavo.worker.distributed_backend import GlooGroup, NcclGroup
+from octavo.worker.distributed_backend import NcclGroup, OrderedGroup
 from octavo.worker.distributed_checksum import StepChecksum, broadcast_checked, require_same, with_checksum
 from octavo.worker.shared_memory_group import SharedMemoryGroup
 
@@ -72,7 +71,7 @@ def test_cpus_that_reorder_stores_take_gloo_on_loopback(tmp_path, monkeypatch, m
     monkeypatch.setattr(platform, "machine", lambda: machine)
     before = {(entry.laddr, entry.pid) for entry in psutil.Process().net_connections()}
     groups = make_all(group_config(tmp_path, 2))
-    assert [type(group) for group in groups] == [GlooGroup] * 2
+    assert [type(group) for group in groups] == [OrderedGroup] * 2
     opened = [entry for entry in psutil.Process().net_connections() if (entry.laddr, None) not in before]
     assert opened
     assert {entry.laddr.ip for entry in opened} == {"127.0.0.1"}
@@ -107,7 +106,7 @@ def test_an_address_of_another_machine_is_refused(tmp_path, port):
 def test_ranks_across_nodes_listen_on_the_masters_interface_only(tmp_path, port):
     before = {entry.laddr for entry in psutil.Process().net_connections()}
     groups = make_all(nodes_config(tmp_path, 2, 2, port, host="127.0.0.2"))
-    assert [type(group) for group in groups] == [GlooGroup] * 2
+    assert [type(group) for group in groups] == [OrderedGroup] * 2
     listening = [
         entry.laddr
         for entry in psutil.Process().net_connections()
@@ -115,12 +114,6 @@ def test_ranks_across_nodes_listen_on_the_masters_interface_only(tmp_path, port)
     ]
     assert ("127.0.0.2", port + 1) in listening
     assert all(address.ip.startswith("127.") for address in listening)
-
-
-def test_the_interface_of_an_address_is_found():
-    assert distributed_setup.interface_of("127.0.0.1") == "lo"
-    with pytest.raises(StartupError, match=r"192\.0\.2\.1"):
-        distributed_setup.interface_of("192.0.2.1")
 
 
 class FakeWork:
@@ -137,6 +130,12 @@ class FakeNccl:
     def __init__(self, store, rank, size, options) -> None:
         self.store, self.rank, self.size, self.options = store, rank, size, options
         self.calls: list[str] = []
+
+    def allgather(self, outputs, tensor):
+        self.calls.append("allgather")
+        for output in outputs:
+            output.copy_(tensor)
+        return FakeWork()
 
     def allreduce(self, tensor):
         self.calls.append("allreduce")
@@ -155,27 +154,14 @@ class FakeNccl:
         return FakeWork()
 
 
-@pytest.fixture
-def nccl(monkeypatch):
-    """NCCL as above; yields what was put into the environment."""
-    environment: dict[str, str] = {}
+@pytest.fixture(autouse=True)
+def _nccl(monkeypatch):
     monkeypatch.setattr(distributed, "ProcessGroupNCCL", FakeNccl, raising=False)
-    putenv = os.putenv  # pytest's own settings pass through it too
-
-    def record(name, value):
-        if isinstance(name, str):
-            environment[name] = value
-        else:
-            putenv(name, value)
-
-    monkeypatch.setattr(os, "putenv", record)
-    return environment
 
 
-def test_gpus_of_one_machine_meet_in_a_file_and_on_loopback(tmp_path, nccl):
+def test_gpus_of_one_machine_meet_in_a_file(tmp_path):
     groups = make_all(group_config(tmp_path, 2), CUDA)
     assert [type(group) for group in groups] == [NcclGroup] * 2
-    assert nccl == {"NCCL_SOCKET_IFNAME": "=lo"}
     for rank, group in enumerate(groups):
         backend = group.backend
         assert (backend.rank, backend.size) == (rank, 2)
@@ -183,14 +169,13 @@ def test_gpus_of_one_machine_meet_in_a_file_and_on_loopback(tmp_path, nccl):
         assert backend.options._timeout == distributed_setup.COLLECTIVE_TIMEOUT
 
 
-def test_gpus_of_several_machines_meet_at_node_0(tmp_path, port, nccl):
+def test_gpus_of_several_machines_meet_at_node_0(tmp_path, port):
     groups = make_all(nodes_config(tmp_path, 2, 2, port), CUDA)
     assert [type(group) for group in groups] == [NcclGroup] * 2
-    assert nccl == {"NCCL_SOCKET_IFNAME": "=lo"}, "the interface that leads to node 0"
     assert isinstance(groups[1].backend.store, distributed.TCPStore)
 
 
-def test_what_nccl_is_asked_to_do(tmp_path, nccl):
+def test_what_nccl_is_asked_to_do(tmp_path):
     first, second = make_all(group_config(tmp_path, 2), CUDA)
     x = torch.arange(6.0).view(2, 3)
     assert torch.equal(first.all_reduce(x.clone()), 2 * x)
@@ -201,7 +186,14 @@ def test_what_nccl_is_asked_to_do(tmp_path, nccl):
     assert second.backend.calls == ["gather of (2, 3) to 0"], "narrow parts travel as wide as the others"
 
 
-def test_a_barrier_names_who_is_missing(tmp_path, nccl):
+def test_deterministic_gpus_sum_in_the_order_of_the_ranks(tmp_path):
+    first, _ = make_all(group_config(tmp_path, 2, deterministic=True), CUDA)
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(first.all_reduce(x.clone()), 2 * x)
+    assert first.backend.calls == ["allgather"]
+
+
+def test_a_barrier_names_who_is_missing(tmp_path):
     first, _ = make_all(group_config(tmp_path, 2), CUDA)
     with pytest.raises(RankLostError, match=r"rank 0 waited 0.2 s for ranks \[1\]"):
         first.barrier(0.2)
