@@ -195,9 +195,26 @@ def test_top_p_is_a_share_of_what_top_k_left() -> None:
     assert set(draw(logits.expand(12, -1), uniforms, 1.0, 3, 0.75)) == {0, 1}
 
 
+def test_a_top_p_next_to_one_leaves_top_k_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums rounded in different orders must not add one of the equals that top_k cut off."""
+    monkeypatch.setattr(sampling, "BLOCK_TOKENS", 16)
+    logits = torch.full((2, 60), -1.0, device=DEVICE)
+    logits[:, 0] = 0.0
+    last = torch.full((2,), 1 - 2**-53, dtype=torch.float64, device=DEVICE)
+    values = options(2, 1.0, 50, 1 - 2**-53)
+    values[0] = torch.tensor([0.5, 1.0], device=DEVICE)
+    assert triton_sample_tokens(logits, *values, last).tolist() == [49] * 2
+
+
 def test_min_p_keeps_a_token_that_is_just_as_likely_as_it_says() -> None:
     uniforms = torch.arange(8).double() / 8
     assert set(draw(torch.tensor([[0.0, 3.0, 1.0, 3.0]]).expand(8, -1), uniforms, 1.0, None, None, 1.0)) == {1, 3}
+
+
+def test_a_random_number_at_the_very_border_belongs_to_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 equals in four blocks, where every sum is exact."""
+    monkeypatch.setattr(sampling, "BLOCK_TOKENS", 16)
+    assert draw(torch.zeros(4, 64), [0.0, 0.25, 0.5, 35 / 64]) == [0, 16, 32, 35]
 
 
 def test_the_extreme_random_numbers_give_the_first_and_the_last_kept_token() -> None:
