@@ -18,6 +18,8 @@ from octavo.protocol.worker_messages import (
     SchedulerOutput,
 )
 from octavo.worker.block_copies import BlockCopier, Tier
+from octavo.worker.cpu_device import CPU_DEVICE
+from octavo.worker.device import Device
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.request_states import RequestStates
@@ -32,6 +34,7 @@ def poisoned_runner(
     num_blocks: int,
     num_host_blocks: int = 0,
     check_swapped_blocks: bool = False,
+    device: Device = CPU_DEVICE,
 ) -> ModelRunner:
     """A runner whose KV memory is full of NaN: what was never written must never count."""
     sizes = model.kv_shape
@@ -40,7 +43,7 @@ def poisoned_runner(
         for number in (num_blocks, num_host_blocks)
     )
     copier = BlockCopier(device_cache, host_cache, check_swapped_blocks)
-    return ModelRunner(model, device_cache, sampler, states, copier)
+    return ModelRunner(model, device_cache, sampler, states, copier, device)
 
 
 @dataclass

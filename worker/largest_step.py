@@ -27,7 +27,7 @@ from octavo.protocol.sampling_params import SamplingParams
 from octavo.worker.device import Device, explain_out_of_memory
 from octavo.worker.distributed import TensorParallelGroup
 from octavo.worker.graph import graph_sizes
-from octavo.worker.kv_cache import LOWER_STEP_SIZE
+from octavo.worker.kv_cache import LOWER_STEP_SIZE, block_num_bytes
 from octavo.worker.layers.attention import AttentionMetadata
 from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.sampler import Sampler, SamplingBatch, SamplingRows
@@ -69,17 +69,16 @@ def largest_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadat
     return torch.arange(num_tokens, dtype=torch.int64) % max_model_len, metadata
 
 
-def decode_inputs(config: EngineConfig, num_requests: int) -> tuple[torch.Tensor, AttentionMetadata]:
-    """Return the same of requests that compute one token each, the last of the longest context."""
-    max_model_len = config.model.max_model_len
-    blocks = math.ceil(max_model_len / config.cache.block_size)
+def decode_inputs(config: EngineConfig, num_requests: int, num_tokens: int) -> tuple[torch.Tensor, AttentionMetadata]:
+    """Return the same of requests that compute the last one of `num_tokens` each."""
+    blocks = math.ceil(num_tokens / config.cache.block_size)
     metadata = AttentionMetadata(
         query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32),
-        seq_lens=torch.full((num_requests,), max_model_len, dtype=torch.int32),
+        seq_lens=torch.full((num_requests,), num_tokens, dtype=torch.int32),
         block_tables=torch.zeros((num_requests, blocks), dtype=torch.int32),
         slot_mapping=torch.arange(num_requests, dtype=torch.int64),
     )
-    return torch.full((num_requests,), max_model_len - 1, dtype=torch.int64), metadata
+    return torch.full((num_requests,), num_tokens - 1, dtype=torch.int64), metadata
 
 
 def _rows_with_all_options(num_rows: int) -> SamplingRows:
@@ -151,12 +150,16 @@ def measure_largest_step(
 
 def _rank_0_says(group: TensorParallelGroup, decision: bool, device: Device) -> bool:
     """Return what rank 0 decided: the ranks' clocks differ, but all have to run the same collectives."""
-    return bool(group.broadcast(torch.tensor([decision], dtype=torch.int64, device=device.torch_device)).item())
+    return bool(group.broadcast(torch.full((1,), int(decision), device=device.torch_device)).item())
 
 
 def _graph_bytes(layer: _LayerRun, config: EngineConfig, device: Device) -> int:
+    """Estimate from the largest decode step, whose requests have as many tokens as the memory could hold at most."""
     if not device.has_graphs or config.parallel.enforce_eager:
         return 0
     sizes = graph_sizes(config.scheduler.max_num_seqs)
-    inputs = decode_inputs(config, sizes[-1])
+    shape, block_size = layer.model.kv_shape, config.cache.block_size
+    num_slots = device.free_bytes() // block_num_bytes(shape, block_size, layer.kv_cache.dtype) * block_size
+    num_tokens = min(config.model.max_model_len, max(1, num_slots // sizes[-1]))
+    inputs = decode_inputs(config, sizes[-1], num_tokens)
     return device.measure_peak_bytes(lambda: layer.step(*inputs)) + len(sizes) * GRAPH_NUM_BYTES
