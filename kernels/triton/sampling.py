@@ -114,7 +114,8 @@ def search(
     """Find the highest key at or above which there are `target` tokens, or with by_mass tokens that weigh `target`.
 
     At and above `low` there are more than enough, of `num_low` and `mass_low`; at and above `high` there are too few.
-    The search ends when they are neighbours, or when any key between them keeps the same tokens.
+    The search ends when they are neighbours, or when any key between them keeps the same tokens. Between close bounds
+    the last of the three keys may reach `high` or pass it, where there are too few anyway.
 
     Returns:
         low, num_low, mass_low; num_high, mass_high; and whether low is the very key that was sought.
@@ -126,8 +127,8 @@ def search(
     while is_open:
         quarter = tl.maximum((high - low) // 4, 1)
         key_1 = low + quarter
-        key_2 = tl.minimum(key_1 + quarter, high - 1)
-        key_3 = tl.minimum(key_2 + quarter, high - 1)
+        key_2 = key_1 + quarter
+        key_3 = key_2 + quarter
         num_1, num_2, num_3, mass_1, mass_2, mass_3 = measure(
             row_ptr, vocab_size, maximum, scale, key_1, key_2, key_3, block_tokens
         )
