@@ -225,6 +225,12 @@ def test_the_extreme_random_numbers_give_the_first_and_the_last_kept_token() -> 
     assert draw(logits, [0.0, last], 1.0, 6700, 1.0) == [300, 6999]
 
 
+def test_sums_rounded_in_different_orders_never_lead_past_the_last_token() -> None:
+    """Weights of very different sizes, whose float64 sums are not exact."""
+    tokens = draw(random_input(16, 200) * 8, [1 - 2**-53] * 16)
+    assert max(tokens) < 200
+
+
 def test_extreme_logits_and_temperatures() -> None:
     logits = torch.tensor(
         [[-3e38, 3e38, 2e38], [3e38, 3e38, -3e38], [1e-40, 2e-40, 0.0], [-INF, -3e38, -INF], [-100.0, 0.0, -90.0]]
