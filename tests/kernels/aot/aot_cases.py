@@ -58,6 +58,7 @@ def attend(
     kv_dtype: torch.dtype | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    backend: str = "triton",
 ) -> None:
     """One step's attention of one layer."""
     num_tokens, max_blocks = sum(query_lens), -(-max(seq_lens) // block_size)
@@ -66,13 +67,13 @@ def attend(
     cache = torch.empty(
         4, 2, len(seq_lens) * max_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype=kv_dtype or dtype
     )
-    plan = attention.plan_attention(
+    plan = attention.plan_attention.implementations[backend](
         np.array(query_lens, np.int32),
         np.array(seq_lens, np.int32),
         attention.HeadShape(shape.num_query_heads, shape.num_kv_heads, shape.head_dim),
         window=window,
     )
-    attention.paged_attention(
+    attention.paged_attention.implementations[backend](
         query,
         cache[1],
         torch.empty(len(query_lens) + 1, dtype=torch.int32),
@@ -180,6 +181,11 @@ ATTENTION = [
     Case("attention mixed, window and soft cap", mixed(LLAMA_8B, window=4096, soft_cap=30.0), is_slow=True),
     Case("attention mixed, fp8 cache", mixed(LLAMA_8B, kv_dtype=FP8)),
     Case("attention mixed, fp8 cache, head size 64", mixed(SMOLLM2, kv_dtype=FP8), is_slow=True),
+    Case("deterministic attention, Llama 8B", mixed(LLAMA_8B, backend="deterministic")),
+    Case("deterministic attention, SmolLM2", mixed(SMOLLM2, backend="deterministic")),
+    Case("deterministic attention, head size 256", mixed(heads(16, 8, 256), backend="deterministic"), is_slow=True),
+    Case("deterministic attention, fp8 cache", mixed(LLAMA_8B, kv_dtype=FP8, backend="deterministic"), is_slow=True),
+    Case("deterministic attention, fp32", mixed(SMOLLM2, dtype=FP32, backend="deterministic"), is_slow=True),
     Case("write KV, Llama 8B", lambda: write_kv(LLAMA_8B)),
     Case("write KV, SmolLM2", lambda: write_kv(SMOLLM2), is_slow=True),
     Case("write KV, fp8 cache", lambda: write_kv(LLAMA_8B, kv_dtype=FP8)),
