@@ -75,6 +75,15 @@ class SingleRank:
 SINGLE_RANK: TensorParallelGroup = SingleRank()
 
 
+def smallest_of_ranks(group: TensorParallelGroup, number: int, device: torch.device) -> int:
+    """Return the smallest `number`, which must not be negative, of all ranks; every rank has to call it."""
+    if group.size == 1:
+        return number
+    numbers = torch.zeros(group.size, dtype=torch.int64, device=device)
+    numbers[group.rank] = number
+    return int(group.all_reduce(numbers).min())
+
+
 def make_group(config: EngineConfig, rank: int, device: torch.device) -> TensorParallelGroup:
     """Return the group of all workers once every one of them has come; `rank` counts over all nodes.
 

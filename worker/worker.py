@@ -22,7 +22,7 @@ from octavo.protocol.worker_messages import WorkerReady
 from octavo.worker.block_copies import BlockCopier, Tier, measure_copied_blocks_per_s
 from octavo.worker.device import MIB, TORCH_DTYPES, Device, out_of_memory
 from octavo.worker.device_selection import select_device, set_threads
-from octavo.worker.distributed import TensorParallelGroup, make_group
+from octavo.worker.distributed import TensorParallelGroup, make_group, smallest_of_ranks
 from octavo.worker.host import free_memory_bytes
 from octavo.worker.kv_cache import (
     allocate_host_cache,
@@ -99,7 +99,11 @@ def _load_weights(
 def _prepare_memory(
     config: EngineConfig, model: LlamaForCausalLM, sampler: Sampler, place: Place
 ) -> tuple[BlockCopier, LargestStep, str]:
-    """Measure, then allocate both tiers of the KV cache; return them, what was measured, and what to say about it."""
+    """Measure, then allocate both tiers of the KV cache; return them, what was measured, and what to say about it.
+
+    Every rank gets as many device blocks as the one with the least memory. More would never be used, and the ranks
+    would not agree on which steps fit into a graph: one would sum padded rows while another one sums those of the step.
+    """
     cache, device = config.cache, place.device
     free_bytes = device.free_bytes()
     step = measure_largest_step(model, sampler, config, place.dtype, device)
@@ -107,6 +111,7 @@ def _prepare_memory(
     num_host_blocks, left_bytes = _plan_host_tier(config, block_bytes, free_bytes, step.num_bytes, device)
     budget = device.kv_budget(cache, left_bytes, step.num_bytes + step.graph_bytes)
     num_blocks = plan_num_blocks(cache, block_bytes, config.model.max_model_len, budget)
+    num_blocks = smallest_of_ranks(place.group, num_blocks, device.torch_device)
     kv_cache = allocate_kv_cache(model.kv_shape, num_blocks, cache.block_size, place.dtype, device)
     host_cache = allocate_host_cache(model.kv_shape, num_host_blocks, kv_cache, device)
     graphs = f", graphs about {step.graph_bytes / MIB:.0f} MiB" if step.graph_bytes else ""
