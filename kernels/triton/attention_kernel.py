@@ -169,7 +169,7 @@ def _finish(merged):
     return weighted / divisor[:, None], maximum + tl.log2(divisor)
 
 
-@triton.jit(do_not_specialize=["num_work", "window"])
+@triton.jit(do_not_specialize=["num_work", "window", "table_stride"])
 def paged_attention_kernel(
     out_ptr,  # [num_tokens, num_query_heads, head_dim]
     partial_out_ptr,  # fp32 [num_partials, num_query_heads, head_dim]
