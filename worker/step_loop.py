@@ -1,10 +1,12 @@
 """The life of a worker after its start: steps come in frames, go to the device, and their results go back in order.
 
 A step is given to the device as soon as its frame is there, also while the one before is still under way; the result of
-the oldest is sent as soon as the device is done with it. While something is under way the loop looks for both without
-pause, because a wait in the operating system costs about as much as a small step; when nothing is, it waits for a
-frame. A frame that is not a step is logged and dropped. Rejected: a thread that waits for the device (it would take
-the interpreter from the one that launches).
+the oldest is sent as soon as the device is done with it. The engine core sends a step when it has rank 0's result of
+an earlier one; a rank that is behind catches up first, because the step counts on the rows that became free then.
+
+While something is under way the loop looks for frames and results without pause, because a wait in the operating
+system costs about as much as a small step; when nothing is, it waits for a frame. A frame that is not a step is logged
+and dropped. Rejected: a thread that waits for the device (it would take the interpreter from the one that launches).
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ logger = logging.getLogger(__name__)
 class StepLoop:
     """Serves the steps of one worker; of a group of ranks, rank 0 alone answers."""
 
-    def __init__(self, runner: ModelRunner, link: Receiver) -> None:
+    def __init__(self, runner: ModelRunner, link: Receiver, max_steps_in_flight: int) -> None:
         self.runner = runner
         self.link = link
+        self.max_steps_in_flight = max_steps_in_flight
         self.checksum = StepChecksum()
         self.pending: deque[PendingStep] = deque()
 
@@ -47,6 +50,8 @@ class StepLoop:
         except ValueError:  # msgspec's errors and bad UTF-8 both are one
             logger.warning("dropped a frame of %d bytes that is not a step", len(frame))
             return
+        while len(self.pending) >= self.max_steps_in_flight:
+            self._finish(self.pending.popleft())
         self.checksum.update(frame)
         self.pending.append(self.runner.launch(step, self.checksum.value))
 

@@ -206,6 +206,6 @@ def run_worker(launch: Launch, model_config: LlamaConfig, link: Receiver, report
     runner, ready = build_runner(launch.config, model_config, reporter, launch.index)
     link.send(encode(ready))
     reporter.ready(f"{ready.num_device_blocks} KV blocks")
-    loop = StepLoop(runner, link)
+    loop = StepLoop(runner, link, launch.config.scheduler.max_steps_in_flight)
     while True:
         loop.turn()

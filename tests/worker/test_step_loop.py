@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +11,8 @@ from octavo.protocol.codec import decode_worker_event, encode
 from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.distributed_checksum import StepChecksum
 from octavo.worker.step_loop import StepLoop
+
+MAX_STEPS = 2
 
 
 class Link:
@@ -34,11 +37,13 @@ class Step:
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.ready = False
+        self.is_taken = False
 
     def is_ready(self) -> bool:
         return self.ready
 
     def result(self) -> ModelRunnerOutput:
+        self.is_taken = True
         return ModelRunnerOutput(self.step_id, [])
 
 
@@ -48,8 +53,10 @@ class Runner:
         self.rank = rank
         self.steps: list[Step] = []
         self.checksums: list[int] = []
+        self.before_launch: Callable[[], object] = lambda: None
 
     def launch(self, step: SchedulerOutput, checksum: int) -> Step:
+        self.before_launch()
         self.steps.append(Step(step.step_id))
         self.checksums.append(checksum)
         return self.steps[-1]
@@ -61,7 +68,7 @@ def frame(step_id: int) -> bytes:
 
 def test_the_next_step_is_launched_while_one_is_under_way():
     runner, link = Runner(), Link(frame(0), frame(1))
-    loop = StepLoop(runner, link)
+    loop = StepLoop(runner, link, MAX_STEPS)
     loop.turn()
     loop.turn()
     assert [step.step_id for step in runner.steps] == [0, 1]
@@ -80,7 +87,7 @@ def test_the_next_step_is_launched_while_one_is_under_way():
 
 def test_every_step_has_the_checksum_of_all_so_far():
     runner, link = Runner(), Link(frame(0), b"no step", frame(1))
-    loop = StepLoop(runner, link)
+    loop = StepLoop(runner, link, MAX_STEPS)
     for _ in range(3):
         loop.turn()
     checksum = StepChecksum()
@@ -91,17 +98,30 @@ def test_every_step_has_the_checksum_of_all_so_far():
 
 def test_other_ranks_do_not_answer():
     runner, link = Runner(rank=1), Link(frame(0))
-    loop = StepLoop(runner, link)
+    loop = StepLoop(runner, link, MAX_STEPS)
     loop.turn()
     runner.steps[0].ready = True
     loop.turn()
     assert (link.sent, loop.pending) == ([], deque())
 
 
+def test_a_rank_that_is_behind_takes_the_oldest_result_before_it_launches_a_step_more():
+    """The engine core goes by rank 0's results, and the next step may need rows of requests that have ended."""
+    runner, link = Runner(rank=1), Link(*(frame(number) for number in range(3)))
+    loop = StepLoop(runner, link, MAX_STEPS)
+    nums_taken = []
+    runner.before_launch = lambda: nums_taken.append(sum(step.is_taken for step in runner.steps))
+    for _ in range(3):
+        loop.turn()
+    assert nums_taken == [0, 0, 1]
+    assert runner.steps[0].is_taken
+    assert len(loop.pending) == MAX_STEPS
+
+
 def test_a_result_that_nobody_takes_ends_the_worker():
     runner, link = Runner(), Link(frame(0))
     link.takes_more = False
-    loop = StepLoop(runner, link)
+    loop = StepLoop(runner, link, MAX_STEPS)
     loop.turn()
     runner.steps[0].ready = True
     with pytest.raises(RuntimeError, match="takes no results"):
