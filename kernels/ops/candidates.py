@@ -40,6 +40,7 @@ def likeliest_tokens(
     is_above, is_at_cut = logprobs > cut, logprobs == cut
     num_at_cut = num_listed - is_above.sum(-1, keepdim=True)
     is_listed = is_above | (is_at_cut & (is_at_cut.cumsum(-1) <= num_at_cut))
-    token_ids = is_listed.nonzero()[:, 1].view(-1, num_listed)
+    # As many in each row as are listed: a device need not be asked how many there are.
+    token_ids = torch.nonzero_static(is_listed, size=logits.shape[0] * num_listed)[:, 1].view(-1, num_listed)
     logprobs, order = logprobs.gather(1, token_ids).sort(descending=True, stable=True)
     return token_ids.gather(1, order).masked_fill_(logprobs.isneginf(), INVALID_TOKEN_ID), logprobs

@@ -87,3 +87,10 @@ def test_the_logits_are_left_alone():
 def test_a_step_without_rows():
     token_ids, logprobs = likeliest_tokens(torch.empty(0, 10), 3)
     assert token_ids.shape == logprobs.shape == (0, 3)
+
+
+def test_the_sizes_do_not_follow_from_the_numbers():
+    """Otherwise a GPU would have to be waited for. Tensors without content have no numbers."""
+    logits, masked = torch.empty(4, 50, device="meta"), torch.empty(2, 3, dtype=torch.int64, device="meta")
+    token_ids, logprobs = likeliest_tokens(logits, 6, masked)
+    assert token_ids.shape == logprobs.shape == (4, 6)
