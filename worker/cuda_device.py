@@ -8,6 +8,7 @@ Each kind of GPU computes in 16 bits; float32 is for those who ask for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -19,6 +20,8 @@ from octavo.worker.device import MIB, TORCH_DTYPES, Event, Graph, MemoryBudget
 from octavo.worker.step_upload import PackedUploader
 
 FIRST_WITH_BFLOAT16 = (8, 0)  # compute capability
+REGISTERED_FROM_BYTES = 64 * MIB
+REGISTER_DEFAULT = 0  # cudaHostRegisterDefault
 
 
 class CudaDevice:
@@ -78,7 +81,15 @@ class CudaDevice:
         )
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        """Take small memory from what torch keeps for reuse, which it rounds up to the next power of two.
+
+        Large memory must be kept until the process ends: it is never unregistered.
+        """
+        if math.prod(shape) * dtype.itemsize < REGISTERED_FROM_BYTES:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        tensor = torch.empty(shape, dtype=dtype)
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, REGISTER_DEFAULT))
+        return tensor
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         host = self.empty_host(tuple(tensor.shape), tensor.dtype)  # torch keeps such memory, so this is cheap

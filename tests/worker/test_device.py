@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -180,3 +181,21 @@ def test_a_failed_allocation_is_too_little_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
     with pytest.raises(RuntimeError, match="something else"), device.explain_out_of_memory("x", None, ""):
         raise RuntimeError("something else")
+
+
+def test_large_host_memory_is_taken_as_it_is(cuda, monkeypatch):
+    """Torch's own pinned memory comes in powers of two: a host tier of 65 GiB would take 128."""
+    calls = []
+    monkeypatch.setattr(
+        torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *args: calls.append(args))
+    )
+    monkeypatch.setattr(torch.cuda, "check_error", lambda result: None)
+    tensor = CudaDevice(0).empty_host((65, 2**20), torch.uint8)
+    assert calls == [(tensor.data_ptr(), 65 * 2**20, 0)]
+
+
+def test_small_host_memory_comes_from_what_torch_keeps(cuda, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: asked.append(kwargs))
+    CudaDevice(0).empty_host((3, 5), torch.int64)
+    assert asked == [{"dtype": torch.int64, "pin_memory": True}]
