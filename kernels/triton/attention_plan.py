@@ -30,7 +30,7 @@ class TileShape(NamedTuple):
 
     Attributes:
         num_rows: rows of the tile of queries, at least; a row is one query of one head.
-        num_keys: keys of 16 bits at a time; half as many of 32 bits.
+        num_keys: keys at a time, see `num_tile_keys`.
         split_keys: tokens of a split of the keys, a multiple of `num_keys`.
         num_warps: of a program.
         num_stages: of the pipeline that loads keys and values.
@@ -50,30 +50,32 @@ class Tiling(NamedTuple):
     wide: TileShape | None
 
 
-# By head size, padded to a power of two. A narrow tile streams keys: few rows, and loads enough bytes at a time. A wide
-# one is bound by arithmetic: as many rows as registers hold. Shared memory is below 99 KiB, which every NVIDIA GPU of
-# compute capability 8 and up has, and 64 KiB on AMD.
-NARROW = {
-    64: TileShape(16, 128, 512, 4, 3),
-    128: TileShape(16, 64, 512, 4, 3),
-    256: TileShape(16, 32, 512, 4, 3),
-}
-WIDE = {
-    64: TileShape(128, 64, 4096, 8, 3),
-    128: TileShape(128, 64, 4096, 8, 2),
-    256: TileShape(64, 32, 4096, 8, 2),
-}
-WIDE_AMD = {
-    64: TileShape(64, 64, 4096, 4, 2),
-    128: TileShape(64, 64, 4096, 4, 1),
-    256: TileShape(64, 32, 4096, 4, 1),
-}
-# The same tile for all: what a query gets must not depend on how many are computed with it.
-STEADY = {
-    64: TileShape(64, 64, 1024, 4, 3),
-    128: TileShape(64, 64, 1024, 4, 2),
-    256: TileShape(32, 32, 1024, 4, 2),
-}
+class DeviceTiles(NamedTuple):
+    """The tiles of one kind of GPU, by head size padded to a power of two.
+
+    A narrow tile streams keys: few rows, and loads enough bytes at a time. A wide one is bound by arithmetic: as many
+    rows and keys as registers hold without any in memory, which the ahead-of-time checks see to. A steady tile is for
+    all requests, so it is between the two, and holds its sums twice. Shared memory is below 99 KiB, which all NVIDIA
+    GPUs from compute capability 8.0 on have, and below 64 KiB on AMD.
+    """
+
+    narrow: dict[int, TileShape]
+    wide: dict[int, TileShape]
+    steady: dict[int, TileShape]
+
+
+HOPPER = DeviceTiles(
+    narrow={64: TileShape(16, 64, 512, 4, 3), 128: TileShape(16, 64, 512, 4, 3), 256: TileShape(16, 32, 512, 4, 3)},
+    wide={64: TileShape(128, 64, 4096, 8, 3), 128: TileShape(128, 64, 4096, 8, 2), 256: TileShape(64, 32, 4096, 8, 2)},
+    steady={64: TileShape(64, 32, 1024, 4, 3), 128: TileShape(64, 64, 1024, 8, 2), 256: TileShape(32, 32, 1024, 8, 2)},
+)
+AMPERE = HOPPER._replace(
+    wide={64: TileShape(128, 32, 4096, 8, 2), 128: TileShape(128, 32, 4096, 8, 2), 256: TileShape(64, 16, 4096, 8, 2)},
+)
+AMD = HOPPER._replace(
+    wide={64: TileShape(64, 64, 4096, 4, 2), 128: TileShape(64, 64, 4096, 4, 1), 256: TileShape(64, 32, 4096, 4, 1)},
+    steady={64: TileShape(64, 32, 1024, 4, 3), 128: TileShape(64, 32, 1024, 4, 2), 256: TileShape(32, 16, 1024, 4, 2)},
+)
 
 
 def pad_head_dim(head_dim: int) -> int:
@@ -91,17 +93,28 @@ def num_tile_rows(tile: TileShape, group: int) -> int:
     return max(tile.num_rows, 1 << (group - 1).bit_length())
 
 
+def _device_tiles() -> DeviceTiles:
+    """Return the tiles of the GPU that Triton compiles for; where it interprets there is none."""
+    target = current_target()
+    if target is None or (target.backend == "cuda" and target.arch >= 90):
+        return HOPPER
+    return AMPERE if target.backend == "cuda" else AMD
+
+
 def fast_tiling(head_dim: int) -> Tiling:
     """Return the tiles that are fastest on the GPU at hand."""
-    target = current_target()
-    wide = WIDE_AMD if target is not None and target.backend == "hip" else WIDE
-    padded_head_dim = pad_head_dim(head_dim)
-    return Tiling(NARROW[padded_head_dim], wide[padded_head_dim])
+    tiles, padded_head_dim = _device_tiles(), pad_head_dim(head_dim)
+    return Tiling(tiles.narrow[padded_head_dim], tiles.wide[padded_head_dim])
 
 
 def steady_tiling(head_dim: int) -> Tiling:
     """Return the tiling in which a query's result does not depend on how many queries are computed with it."""
-    return Tiling(STEADY[pad_head_dim(head_dim)], None)
+    return Tiling(_device_tiles().steady[pad_head_dim(head_dim)], None)
+
+
+def num_tile_keys(tile: TileShape, query_itemsize: int) -> int:
+    """Return the keys of `tile`: at 4 bytes fewer, because exact products take more registers, but 16 at least."""
+    return tile.num_keys if query_itemsize <= 2 else max(16, tile.num_keys // 4)
 
 
 class _Tiles(NamedTuple):

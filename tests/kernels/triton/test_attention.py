@@ -38,14 +38,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for table, tile in (
-        (attention_plan.NARROW, TileShape(16, 16, 32, 1, 2)),
-        (attention_plan.WIDE, TileShape(32, 16, 64, 1, 2)),
-        (attention_plan.WIDE_AMD, TileShape(32, 16, 64, 1, 2)),
-        (attention_plan.STEADY, TileShape(16, 16, 32, 1, 2)),
-    ):
-        for padded_head_dim in table:
-            monkeypatch.setitem(table, padded_head_dim, tile)
+    narrow, wide = TileShape(16, 16, 32, 1, 2), TileShape(32, 16, 64, 1, 2)
+    for device in (attention_plan.HOPPER, attention_plan.AMPERE, attention_plan.AMD):
+        for table, tile in zip(device, (narrow, wide, narrow), strict=True):
+            for padded_head_dim in table:
+                monkeypatch.setitem(table, padded_head_dim, tile)
 
 
 def padded(rows: torch.Tensor) -> torch.Tensor:
