@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -94,3 +95,12 @@ def test_the_sizes_do_not_follow_from_the_numbers():
     logits, masked = torch.empty(4, 50, device="meta"), torch.empty(2, 3, dtype=torch.int64, device="meta")
     token_ids, logprobs = likeliest_tokens(logits, 6, masked)
     assert token_ids.shape == logprobs.shape == (4, 6)
+
+
+def test_many_rows_take_little_more_memory_than_their_logprobs():
+    logits = torch.randn(128, 4096)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        likeliest_tokens(logits, 4)
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    assert logits.nbytes <= max(accumulate(changes)) < 2 * logits.nbytes
