@@ -8,6 +8,9 @@ The speed is that of a second run, in half the context, as the tokens of a long 
 first run takes so long that another one would be felt at the start, it is that of the first run; but not on a GPU,
 whose first run also compiles kernels.
 
+On a GPU a small step of both kinds of requests follows, a token and a few tokens at the end of the longest context: it
+compiles the kernels that the large ones have no use for, so that no request waits for that.
+
 A captured graph keeps what its operations need for itself, so the largest decode step is run as well where there will
 be graphs. What driver and libraries take when they first run is in use afterwards, and so is no part of either figure.
 """
@@ -35,6 +38,7 @@ from octavo.worker.sampling_table import SamplingTable
 
 MAX_SECOND_RUN_S = 0.3
 GRAPH_NUM_BYTES = 8 * 2**20  # what the driver keeps of one graph of a model with some ten layers to a hundred
+NUM_FEW_TOKENS = 16
 ALL_OPTIONS = SamplingParams(max_tokens=2, min_tokens=1, temperature=0.5, top_k=50, top_p=0.5, min_p=0.01)
 
 
@@ -79,6 +83,19 @@ def decode_inputs(config: EngineConfig, num_requests: int, num_tokens: int) -> t
         slot_mapping=torch.arange(num_requests, dtype=torch.int64),
     )
     return torch.full((num_requests,), num_tokens - 1, dtype=torch.int64), metadata
+
+
+def mixed_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadata]:
+    """Return the same of two requests with the longest context, one of which computes a token and one a few."""
+    max_model_len = config.model.max_model_len
+    num_few = min(NUM_FEW_TOKENS, max_model_len)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 1, 1 + num_few], dtype=torch.int32),
+        seq_lens=torch.full((2,), max_model_len, dtype=torch.int32),
+        block_tables=torch.zeros((2, math.ceil(max_model_len / config.cache.block_size)), dtype=torch.int32),
+        slot_mapping=torch.zeros(1 + num_few, dtype=torch.int64),
+    )
+    return torch.zeros(1 + num_few, dtype=torch.int64), metadata
 
 
 def _rows_with_all_options(num_rows: int) -> SamplingRows:
@@ -145,6 +162,8 @@ def measure_largest_step(
         longest_chunk = metadata.query_start_loc.diff().max()
         layer.step(positions, metadata._replace(seq_lens=torch.maximum(metadata.seq_lens // 2, longest_chunk)))
     tokens_per_s = len(positions) / (layer.duration_s * model.kv_shape.num_layers)
+    if device.has_graphs:
+        layer.step(*mixed_inputs(config))
     return LargestStep(num_bytes, tokens_per_s, _graph_bytes(layer, config, device))
 
 

@@ -10,9 +10,10 @@ from fake_device import MIB, FakeGpu
 from inline_engine import SilentReporter
 
 from octavo.kernels import registry
+from octavo.kernels.ops.attention import plan_attention
 from octavo.protocol.config import CacheConfig, ParallelConfig
 from octavo.protocol.lifecycle import ExitCode, StartupError
-from octavo.worker import worker
+from octavo.worker import largest_step, worker
 from octavo.worker.models.config import read_config
 from octavo.worker.worker import build_runner
 
@@ -134,3 +135,17 @@ def test_ranks_that_would_compute_in_other_dtypes_are_refused(gpu):
     worker._agree_on_dtype(worker.Place(gpu, Group(), dtypes[1]))
     with pytest.raises(StartupError, match=r"rank 3 would compute in torch.float32, rank 0 in .*: give --dtype"):
         worker._agree_on_dtype(worker.Place(gpu, Group(), dtypes[0]))
+
+
+def test_kernels_for_short_steps_with_long_contexts_are_compiled_at_the_start(directory, gpu, monkeypatch):
+    """One token and several at once, each over the longest context: other kernels than the largest step has."""
+    steps = []
+
+    def plan(query_lens, seq_lens, heads):
+        steps.append((query_lens.tolist(), seq_lens.tolist()))
+        return plan_attention(query_lens, seq_lens, heads)
+
+    monkeypatch.setattr(largest_step, "plan_attention", plan)
+    start(directory, gpu, enforce_eager=True)
+    longest = tiny_llama.MAX_MODEL_LEN
+    assert ([1, 16], [longest, longest]) in steps
