@@ -58,7 +58,7 @@ def _attend_tile(
     first_key,
     seen,  # (first key that any query sees, key after the last)
     cache,  # (block table of the request, keys of the KV head, its values, stride of blocks, of slots)
-    factors,  # (of the scores in the soft cap, of the scores in exp2, soft cap, window)
+    factors,  # (of the scores in the soft cap, of the scores in exp2, soft cap, window, scale of the values)
     HEAD_DIM: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -70,7 +70,7 @@ def _attend_tile(
     maximum, total, weighted = state
     query, positions = queries
     block_table, keys, values, block_stride, slot_stride = cache
-    cap_factor, exponent_factor, soft_cap, window = factors
+    cap_factor, exponent_factor, soft_cap, window, _ = factors
     key_positions = first_key + tl.arange(0, TILE_KEYS)
     is_readable = (key_positions >= seen[0]) & (key_positions < seen[1])
     if IS_MASKED:
@@ -146,7 +146,7 @@ def _attend_range(
     has_keys = total > 0.0
     divisor = tl.where(has_keys, total, 1.0)
     log_sum = tl.where(has_keys, tl.fma(maximum, factors[1], tl.log2(divisor)), NOTHING)
-    return weighted / divisor[:, None], log_sum
+    return weighted / divisor[:, None] * factors[4], log_sum
 
 
 @triton.jit
@@ -167,6 +167,37 @@ def _finish(merged):
     maximum, total, weighted = merged
     divisor = tl.where(total > 0.0, total, 1.0)
     return weighted / divisor[:, None], maximum + tl.log2(divisor)
+
+
+@triton.jit
+def _attend_splits(
+    queries,
+    ends,
+    split,
+    seen,
+    cache,
+    factors,
+    HEAD_DIM: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+):
+    """Attend to the seen keys from `split` on, one split after the other, joined as partial results are."""
+    query, _ = queries
+    merged = (
+        tl.full([query.shape[0]], NOTHING, tl.float32),
+        tl.zeros([query.shape[0]], tl.float32),
+        tl.zeros([query.shape[0], query.shape[1]], tl.float32),
+    )
+    for first_key in tl.range(split * SPLIT_KEYS, seen[1], SPLIT_KEYS, num_stages=1):
+        part = (seen[0], tl.minimum(first_key + SPLIT_KEYS, seen[1]))
+        attended, log_sum = _attend_range(
+            queries, ends, first_key, part, cache, factors, HEAD_DIM, TILE_KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP
+        )
+        merged = _merge(merged, attended, log_sum)
+    return _finish(merged)
 
 
 @triton.jit(do_not_specialize=["num_work", "window", "table_stride"])
@@ -215,12 +246,14 @@ def paged_attention_kernel(
     keys = kv_cache_ptr + kv_head * kv_head_stride
 
     exponent_factor = scale
+    value_scale = 1.0
     if kv_scales_ptr is not None:
         exponent_factor = scale * tl.load(kv_scales_ptr)
+        value_scale = tl.load(kv_scales_ptr + 1)
     cap_factor = exponent_factor / soft_cap
     if HAS_SOFT_CAP:
         exponent_factor = 1.0
-    factors = (cap_factor, exponent_factor * LOG2_E, soft_cap, window)
+    factors = (cap_factor, exponent_factor * LOG2_E, soft_cap, window, value_scale)
 
     item = tl.program_id(0) // NUM_KV_HEADS
     request = tl.load(work_ptr + item * 4)
@@ -250,46 +283,17 @@ def paged_attention_kernel(
         ends = (first_position, last_position)
         block_table = block_tables_ptr + request.to(tl.int64) * table_stride
         cache = (block_table, keys, keys + value_stride, block_stride, slot_stride)
+        seen = (lowest_key, end_key)
         if MERGES:
-            merged = (
-                tl.full([TILE_ROWS], NOTHING, tl.float32),
-                tl.zeros([TILE_ROWS], tl.float32),
-                tl.zeros([TILE_ROWS, PADDED_HEAD_DIM], tl.float32),
-            )
-            for first_key in tl.range(split * SPLIT_KEYS, end_key, SPLIT_KEYS, num_stages=1):
-                seen = (lowest_key, tl.minimum(first_key + SPLIT_KEYS, end_key))
-                attended, log_sum = _attend_range(
-                    queries,
-                    ends,
-                    first_key,
-                    seen,
-                    cache,
-                    factors,
-                    HEAD_DIM,
-                    TILE_KEYS,
-                    BLOCK_SIZE,
-                    HAS_WINDOW,
-                    HAS_SOFT_CAP,
-                )
-                merged = _merge(merged, attended, log_sum)
-            attended, log_sum = _finish(merged)
+            attended, log_sum = _attend_splits(
+                queries, ends, split, seen, cache, factors,
+                HEAD_DIM, TILE_KEYS, BLOCK_SIZE, SPLIT_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
+            )  # fmt: skip
         else:
-            seen = (lowest_key, end_key)
             attended, log_sum = _attend_range(
-                queries,
-                ends,
-                split * SPLIT_KEYS,
-                seen,
-                cache,
-                factors,
-                HEAD_DIM,
-                TILE_KEYS,
-                BLOCK_SIZE,
-                HAS_WINDOW,
-                HAS_SOFT_CAP,
-            )
-        if kv_scales_ptr is not None:
-            attended = attended * tl.load(kv_scales_ptr + 1)
+                queries, ends, split * SPLIT_KEYS, seen, cache, factors,
+                HEAD_DIM, TILE_KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP,
+            )  # fmt: skip
 
         # Where results go is found again from memory, so that it takes no registers while keys are attended to.
         tokens = tl.load(work_ptr + item * 4 + 1, volatile=True) + rows // GROUP
