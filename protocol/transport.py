@@ -30,6 +30,7 @@ HEARTBEAT_S = 3
 HEARTBEAT_TIMEOUT_S = 10
 CONNECT_TIMEOUT_S = 5  # then another attempt: the first packets to a machine that is starting may be lost
 HANDSHAKE_TIMEOUT_S = 10
+ZAP_DOMAIN = b"octavo"
 MAX_FRAME_BYTES = 64 * 2**20  # from workers to the engine core; before its proof a peer may not even send that
 
 Peer = bytes
@@ -134,10 +135,12 @@ class Listener:
 
     def _admit_only(self, key: ClusterKey) -> None:
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator nobody is let in, not everybody
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback("*", credentials_provider=_OnlyOurKey(key))
+        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_OnlyOurKey(key))
 
     def receive(self) -> tuple[Peer, bytes] | None:
         """Return the next (peer, frame), or None when nothing is there."""

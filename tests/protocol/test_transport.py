@@ -173,6 +173,15 @@ def test_a_stranger_never_gets_a_frame_through_and_does_not_disturb(secure_liste
     stranger.close()
 
 
+def test_without_its_authenticator_a_listener_lets_nobody_in(secure_listener):
+    """It must not fall back to taking every key, as zmq would."""
+    secure_listener._authenticator.stop()
+    stranger = send_as_stranger(secure_listener, ClusterKey.create(), KEY.public)
+    wait_readable([secure_listener], timeout_s=0.5)
+    assert secure_listener.receive() is None
+    stranger.close()
+
+
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f\x03", bytes(100_000)])
 def test_bytes_of_another_protocol_do_not_disturb(secure_listener, noise):
     host, port = place_of(secure_listener).removeprefix("tcp://").rsplit(":", 1)
