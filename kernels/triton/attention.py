@@ -75,10 +75,9 @@ class _Partials(NamedTuple):
     log_sum: torch.Tensor
 
 
-def _check(
-    query: torch.Tensor, kv_cache: torch.Tensor, scale: float, window: int | None, kv_scales: torch.Tensor | None
-) -> None:
+def _check(step: _Step) -> None:
     """Raise ValueError for what the kernels would silently take for something else."""
+    query, kv_cache, kv_scales = step.query, step.kv_cache, step.kv_scales
     if kv_cache.dtype != (query.dtype if kv_scales is None else FP8_DTYPE):
         raise ValueError(
             f"kv_cache of {kv_cache.dtype}, query of {query.dtype}, kv_scales {kv_scales}: they do not fit"
@@ -87,8 +86,10 @@ def _check(
         raise ValueError(f"query {tuple(query.shape)} does not fit kv_cache {tuple(kv_cache.shape)}")
     if query.stride(2) != 1 or kv_cache.stride(4) != 1:
         raise ValueError("query, kv_cache: the numbers of a vector must lie side by side")
-    if scale <= 0 or (window is not None and window < 1):
-        raise ValueError(f"scale {scale}, window {window}: both must be above 0")
+    for name in ("scale", "window", "soft_cap"):
+        value = getattr(step, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} {value}: must be above 0")
 
 
 def _make_plan_of(step: _Step, tiling: Tiling) -> AttentionPlan:
@@ -99,6 +100,7 @@ def _make_plan_of(step: _Step, tiling: Tiling) -> AttentionPlan:
 
 
 def _attend(step: _Step, out: torch.Tensor | None, plan: AttentionPlan | None, tiling: Tiling) -> torch.Tensor:
+    _check(step)
     result = torch.empty_like(step.query, memory_format=torch.contiguous_format) if out is None else out
     if plan is None:
         plan = _make_plan_of(step, tiling)
@@ -228,7 +230,6 @@ def triton_paged_attention(
     kv_scales: torch.Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> torch.Tensor:
-    _check(query, kv_cache, scale, window, kv_scales)
     step = _Step(query, kv_cache, query_start_loc, seq_lens, block_tables, scale, window, soft_cap, kv_scales)
     return _attend(step, out, plan, fast_tiling(query.shape[2]))
 
@@ -248,6 +249,5 @@ def deterministic_paged_attention(
     kv_scales: torch.Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> torch.Tensor:
-    _check(query, kv_cache, scale, window, kv_scales)
     step = _Step(query, kv_cache, query_start_loc, seq_lens, block_tables, scale, window, soft_cap, kv_scales)
     return _attend(step, out, plan, steady_tiling(query.shape[2]))

@@ -179,7 +179,7 @@ def triton_copy_blocks(
     if not block_pairs:
         return
     source, destination = _as_words(source_cache), _as_words(destination_cache)
-    if source_cache is not destination_cache:
+    if source_cache.data_ptr() != destination_cache.data_ptr():
         _launch_copies(source, destination, block_pairs)
         return
     launches, set_aside = order_copies(block_pairs)

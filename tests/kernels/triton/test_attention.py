@@ -108,7 +108,7 @@ def test_random_ragged_steps_deterministically(seed: int) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("group", [1, 3, 8, 20])
+@pytest.mark.parametrize("group", [1, 8, 20])
 def test_lengths_around_blocks_tiles_and_splits(group: int, backend: str) -> None:
     seq_lens = [1, 15, 16, 17, 31, 32, 33, 64, 65]
     check(Case([1] * 9, [seq_len - 1 for seq_len in seq_lens], group=group, head_dim=64, dtype=torch.float16), backend)
@@ -221,18 +221,18 @@ def bits_of_each_query(
         {"group": 3, "window": 20},
         {"group": 4, "soft_cap": 2.0},
         {"group": 8, "is_fp8": True},
-        {"group": 4, "window": 33, "soft_cap": 2.0, "is_fp8": True},
+        {"group": 4, "window": 18, "soft_cap": 2.0, "is_fp8": True},
     ],
     ids=str,
 )
 def test_a_query_has_the_same_bits_in_decode_in_a_chunk_and_in_a_whole_prompt(changes: dict[str, Any]) -> None:
-    case = Case([68], [0], head_dim=64, dtype=torch.float32, **changes)  # fp32 shows every bit of the sums
+    case = Case([41], [0], head_dim=64, dtype=torch.float32, **changes)  # fp32 shows every bit of the sums
     step, options = build(case._replace(window=None)), options_of(case)
     whole = bits_of_each_query(case, step, [], options)
     assert_close(whole, naive_attention(step, SCALE, options))
-    assert torch.equal(bits_of_each_query(case, step, [1, 18, 33, 64], options), whole)
-    assert torch.equal(bits_of_each_query(case, step, [50], options, has_company=True), whole)
-    assert torch.equal(bits_of_each_query(case, step, [63, 64, 65, 66, 67], options), whole)
+    assert torch.equal(bits_of_each_query(case, step, [1, 18, 33], options), whole)
+    assert torch.equal(bits_of_each_query(case, step, [30], options, has_company=True), whole)
+    assert torch.equal(bits_of_each_query(case, step, [32, 38, 39, 40], options), whole)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -261,6 +261,7 @@ def test_a_request_has_the_same_bits_in_any_company(backend: str) -> None:
         ({"query": torch.zeros(1, 4, 128, dtype=torch.bfloat16)[..., ::2]}, "side by side"),
         ({"scale": 0.0}, "scale 0.0"),
         ({"window": 0}, "window 0"),
+        ({"soft_cap": -1.0}, "soft_cap -1.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
