@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from octavo.api_server.api_keys import load_api_keys
 from octavo.api_server.child_process import module_command
+from octavo.api_server.device_detection import detect_device
 from octavo.api_server.model_source import ModelRequest, default_served_name, resolve_model
 from octavo.api_server.network import worker_environment
 from octavo.api_server.options import Parser, build_parser, in_words_of_flags, sections_of
@@ -28,7 +29,16 @@ from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog, open_missing_standard_streams
 from octavo.api_server.stop_signals import HelperRunner, SignalInbox, StopRequestedError
 from octavo.api_server.supervisor import Supervisor, process_specs
-from octavo.protocol.config import ApiConfig, CacheConfig, Dtype, EngineConfig, PreemptionMode, SchedulerConfig
+from octavo.protocol.config import (
+    GPU_MAX_NUM_BATCHED_TOKENS,
+    ApiConfig,
+    CacheConfig,
+    DeviceKind,
+    Dtype,
+    EngineConfig,
+    PreemptionMode,
+    SchedulerConfig,
+)
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 MAX_SERVED_NAMES = 32  # with their longest length a Launch still fits into an empty pipe, so no write waits
@@ -53,6 +63,7 @@ def main() -> None:
     if arguments.command == "cluster-key":
         sys.exit(run_guarded(lambda signals, log: make_cluster_key(arguments.file, log)))
     parser.prog = "octavo serve"  # whose flags the next complaints are about
+    choose_device(arguments)
     check_arguments(parser, arguments)
     sys.exit(serve(arguments))
 
@@ -64,6 +75,15 @@ def simulate(arguments: Sequence[str]) -> NoReturn:
         sys.exit(ExitCode.FAILURE)
     command = (*module_command(SIMULATOR), *arguments)
     os.execv(command[0], command)  # noqa: S606 - no shell
+
+
+def choose_device(arguments: argparse.Namespace) -> None:
+    """Put in the device where none was named, and the defaults that come with it."""
+    given = vars(arguments)
+    if given.get("parallel.device", DeviceKind.AUTO) is DeviceKind.AUTO:
+        given["parallel.device"] = detect_device()
+    if given["parallel.device"] is DeviceKind.CUDA:
+        given.setdefault("scheduler.max_num_batched_tokens", GPU_MAX_NUM_BATCHED_TOKENS)
 
 
 def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
@@ -82,6 +102,7 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
     if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
         parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")
     problem = why_host_memory_is_idle(sections["cache"], sections["scheduler"])
+    problem = problem or why_share_is_idle(vars(arguments))
     if problem is not None:
         parser.error(problem)
 
@@ -130,6 +151,16 @@ def why_host_memory_is_idle(cache: CacheConfig, scheduler: SchedulerConfig) -> s
         return f"argument --check-swapped-blocks: {needed}"
     if cache.kv_offload_bytes and not cache.enable_prefix_caching:
         return "argument --kv-offload-gib: holds blocks of the prefix cache, which --no-enable-prefix-caching turns off"
+    return None
+
+
+def why_share_is_idle(given: dict[str, Any]) -> str | None:
+    """Return which share of memory was given that the device does not have."""
+    device = given.get("parallel.device")
+    if device is DeviceKind.CPU and "cache.gpu_memory_utilization" in given:
+        return "argument --gpu-memory-utilization: the model runs on the CPU, where --memory-utilization counts"
+    if device is DeviceKind.CUDA and "cache.memory_utilization" in given:
+        return "argument --memory-utilization: the model runs on a GPU, where --gpu-memory-utilization counts"
     return None
 
 

@@ -32,6 +32,9 @@ class WeightsFormat(StrEnum):
     GGUF = "gguf"
 
 
+GPU_MAX_NUM_BATCHED_TOKENS = 8192  # what a GPU computes at once without wasting most of itself
+
+
 class DeviceKind(StrEnum):
     AUTO = "auto"  # a GPU where the worker finds one
     CPU = "cpu"
@@ -123,7 +126,8 @@ class SchedulerConfig(Config, frozen=True):
 
     Attributes:
         max_num_seqs: requests that may hold device blocks at a time.
-        max_num_batched_tokens: token budget, the tokens that one step computes over all requests.
+        max_num_batched_tokens: token budget, the tokens that one step computes over all requests; the default is for
+            CPUs, the command line takes GPU_MAX_NUM_BATCHED_TOKENS for GPUs.
         max_tokens_per_request: tokens that one step computes for one request (the chunk of chunked prefill);
             `None` leaves the token budget as the only bound.
         max_steps_in_flight: 2 sends step n+1 before the result of step n is back; 1 is the plain loop, the oracle.
