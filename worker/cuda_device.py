@@ -57,6 +57,7 @@ class CudaDevice:
         return registry.select(*(("deterministic", "triton") if is_deterministic else ("triton",)))
 
     def free_bytes(self) -> int:
+        torch.cuda.empty_cache()  # what torch keeps for later can be taken as well
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def measure_peak_bytes(self, run: Callable[[], object]) -> int:

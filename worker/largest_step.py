@@ -9,7 +9,9 @@ first run takes so long that another one would be felt at the start, it is that 
 whose first run also compiles kernels.
 
 On a GPU a small step of both kinds of requests follows, a token and a few tokens at the end of the longest context: it
-compiles the kernels that the large ones have no use for, so that no request waits for that.
+compiles the kernels that the large ones have no use for, so that no request waits for that. The partial results of
+decode attention take memory too, most of it when all requests have the longest context, which fits where they share it;
+so that step is run as well, and the larger one counts.
 
 A captured graph keeps what its operations need for itself, so the largest decode step is run as well where there will
 be graphs. What driver and libraries take when they first run is in use afterwards, and so is no part of either figure.
@@ -164,6 +166,8 @@ def measure_largest_step(
     tokens_per_s = len(positions) / (layer.duration_s * model.kv_shape.num_layers)
     if device.has_graphs:
         layer.step(*mixed_inputs(config))
+        decode = decode_inputs(config, max_num_seqs, config.model.max_model_len)
+        num_bytes = max(num_bytes, device.measure_peak_bytes(lambda: layer.step(*decode)))
     return LargestStep(num_bytes, tokens_per_s, _graph_bytes(layer, config, device))
 
 

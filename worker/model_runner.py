@@ -12,6 +12,8 @@ follows it depends on who asks for what, and is given to the device while that i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -23,7 +25,7 @@ from octavo.kernels.ops.attention import (
     plan_attention,
 )
 from octavo.kernels.ops.candidates import likeliest_tokens
-from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
+from octavo.protocol.worker_messages import BlockCopy, CopyKind, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.block_copies import BlockCopier
 from octavo.worker.cpu_device import CPU_DEVICE
 from octavo.worker.device import Device
@@ -124,13 +126,22 @@ class ModelRunner:
         """Apply the changes in the order of the fields; return the corrupt blocks."""
         for request_id in step.dropped_request_ids:
             self.states.drop(request_id)
-        corrupt_block_ids = self.copier.apply(step.copies)
+        corrupt_block_ids = self._corrupt_on_any_rank(step.copies, self.copier.apply(step.copies))
         for request in step.new_requests:
             self.states.assign(request)
         for cached in step.cached_requests:
             self.states.grow(cached)
         self.states.update_steady(step.steady_left, step.steady_joined)
         return corrupt_block_ids
+
+    def _corrupt_on_any_rank(self, copies: Sequence[BlockCopy], corrupt_block_ids: list[int]) -> list[int]:
+        """Return the blocks that came back wrong on this rank or on another; all ranks give them up alike."""
+        came_back = sorted({destination for kind, _, destination in copies if kind is CopyKind.SWAP_IN})
+        if not (self.copier.check_swapped_blocks and came_back):
+            return corrupt_block_ids
+        is_corrupt = [float(block_id in corrupt_block_ids) for block_id in came_back]
+        num_ranks = self.group.all_reduce(torch.tensor(is_corrupt, device=self.last_token_ids.device)).tolist()
+        return [block_id for block_id, num in zip(came_back, num_ranks, strict=True) if num]
 
     def _compute(self, batch: InputBatch, checksum: int) -> ChosenTokens:
         """Run the model and choose tokens."""

@@ -65,6 +65,11 @@ def test_an_eager_worker_keeps_nothing_for_graphs(directory, gpu):
     assert runner.graphs.sizes == []
 
 
+def test_a_decode_step_of_long_shared_contexts_may_be_the_largest(directory, gpu):
+    gpu.peaks_bytes[1] = 70 * MIB
+    assert "largest step 70 MiB" in start(directory, gpu)[2]["memory"]
+
+
 @pytest.mark.parametrize(
     ("cache", "num_blocks"),
     [(CacheConfig(num_device_blocks=7), 7), (CacheConfig(kv_cache_bytes=9 * BLOCK_BYTES + 1), 9)],
