@@ -153,8 +153,6 @@ class FakeGpu:
         self.num_bytes_total = 1000 * MIB
         self.num_bytes_used = 100 * MIB
         self.peaks_bytes = deque([50 * MIB, 20 * MIB, 10 * MIB])  # largest step, longest decode, decode of the graphs
-            [50 * MIB, 20 * MIB, 10 * MIB]
-        )  # largest step, longest decode step, graphs' decode step
         self.graph_bytes = MIB
         self._factories = _Factories(self)
 
