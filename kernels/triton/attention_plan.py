@@ -67,7 +67,7 @@ class DeviceTiles(NamedTuple):
 HOPPER = DeviceTiles(
     narrow={64: TileShape(16, 64, 512, 4, 3), 128: TileShape(16, 64, 512, 4, 3), 256: TileShape(16, 32, 512, 4, 3)},
     wide={64: TileShape(128, 64, 4096, 8, 3), 128: TileShape(128, 64, 4096, 8, 2), 256: TileShape(64, 32, 4096, 8, 2)},
-    steady={64: TileShape(64, 32, 1024, 4, 3), 128: TileShape(64, 64, 1024, 8, 2), 256: TileShape(32, 32, 1024, 8, 2)},
+    steady={64: TileShape(64, 32, 1024, 4, 2), 128: TileShape(64, 64, 1024, 8, 2), 256: TileShape(32, 32, 1024, 8, 2)},
 )
 AMPERE = HOPPER._replace(
     wide={64: TileShape(128, 32, 4096, 8, 2), 128: TileShape(128, 32, 4096, 8, 2), 256: TileShape(64, 16, 4096, 8, 2)},
