@@ -74,7 +74,7 @@ AMPERE = HOPPER._replace(
 )
 AMD = HOPPER._replace(
     wide={64: TileShape(64, 64, 4096, 4, 2), 128: TileShape(64, 64, 4096, 4, 1), 256: TileShape(64, 32, 4096, 4, 1)},
-    steady={64: TileShape(64, 32, 1024, 4, 3), 128: TileShape(64, 32, 1024, 4, 2), 256: TileShape(32, 16, 1024, 4, 2)},
+    steady={64: TileShape(64, 32, 1024, 4, 2), 128: TileShape(64, 32, 1024, 4, 2), 256: TileShape(32, 16, 1024, 4, 2)},
 )
 
 
