@@ -164,7 +164,7 @@ def _launch_copies(source: torch.Tensor, destination: torch.Tensor, pairs: Pairs
     copy_blocks_kernel[(len(pairs), num_parts, triton.cdiv(num_words, tile))](
         source,
         destination,
-        torch.tensor(pairs, dtype=torch.int64).to(device, non_blocking=True),
+        torch.tensor(pairs, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True),
         num_words,
         *source.stride()[:2],
         *destination.stride()[:2],
