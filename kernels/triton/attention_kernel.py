@@ -163,10 +163,14 @@ def _merge(merged, attended, log_sum):
 
 @triton.jit
 def _finish(merged):
-    """Return the result of all merged splits and its base-2 log sum; those of a single split as they were."""
+    """Return the result of all merged splits and its base-2 log sum; those of a single split as they were.
+
+    That a quotient by 1 and the logarithm of 1 are exact is not left to instructions that are allowed to be off.
+    """
     maximum, total, weighted = merged
     divisor = tl.where(total > 0.0, total, 1.0)
-    return weighted / divisor[:, None], maximum + tl.log2(divisor)
+    attended = tl.where((divisor == 1.0)[:, None], weighted, weighted / divisor[:, None])
+    return attended, maximum + tl.where(divisor == 1.0, 0.0, tl.log2(divisor))
 
 
 @triton.jit
