@@ -36,6 +36,7 @@ from octavo.protocol.config import (
     DeviceKind,
     Dtype,
     EngineConfig,
+    ParallelConfig,
     PreemptionMode,
     SchedulerConfig,
 )
@@ -96,6 +97,7 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
         check_cluster_key(parser, Path(sections["parallel"].cluster_key_file))
     if sections["parallel"].node_rank == 0:
         check_access(parser, sections["api"], arguments.insecure_public_bind)
+        check_ports(parser, sections["api"], sections["parallel"])
     if len(arguments.served_model_name or ()) > MAX_SERVED_NAMES:
         parser.error(f"argument --served-model-name: at most {MAX_SERVED_NAMES} names, got more")
     chunk = sections["scheduler"].max_tokens_per_request
@@ -115,6 +117,13 @@ def check_cluster_key(parser: Parser, path: Path) -> None:
         read_cluster_key(path)
     except StartupError as problem:
         parser.error(f"argument --cluster-key-file: {problem.message}")
+
+
+def check_ports(parser: Parser, api: ApiConfig, parallel: ParallelConfig) -> None:
+    """Check that HTTP and the nodes do not want one port; ends with a usage error."""
+    first = parallel.master_port
+    if parallel.num_nodes > 1 and api.port in (first, first + 1):
+        parser.error(f"argument --port: {api.port} is one of the ports of --master-port, {first} and {first + 1}")
 
 
 def make_cluster_key(path: Path, log: StartupLog) -> ExitCode:

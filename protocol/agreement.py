@@ -35,7 +35,7 @@ def agreement_of(config: EngineConfig) -> Agreement:
     for section in COMPARED_SECTIONS:
         for name, value in msgspec.structs.asdict(getattr(config, section)).items():
             if name not in OWN_FIELDS:
-                fields[name] = str(value)
+                fields[name] = "the default" if value is None else str(value)
     return fields
 
 

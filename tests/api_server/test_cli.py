@@ -251,6 +251,16 @@ def test_only_node_0_answers_http_so_only_there_its_flags_are_checked(tmp_path: 
         cli.check_arguments(parser, parser.parse_args(["serve", "m", *TWO_NODES, *shared]))
 
 
+@pytest.mark.parametrize("port", ["29500", "29501"])
+def test_http_and_the_nodes_do_not_want_one_port(tmp_path: Path, port: str, capsys) -> None:
+    write_cluster_key(tmp_path / "key")
+    nodes = (*TWO_NODES, "--master-addr", "a", "--cluster-key-file", str(tmp_path / "key"))
+    parser = build_parser()
+    with pytest.raises(SystemExit):
+        cli.check_arguments(parser, parser.parse_args(["serve", "m", *nodes, "--port", port]))
+    assert f"argument --port: {port} is one of the ports of --master-port, 29500 and 29501" in capsys.readouterr().err
+
+
 def test_version() -> None:
     result = run("--version")
     assert (result.returncode, result.stdout) == (0, "octavo 0.1.0\n")

@@ -109,6 +109,8 @@ def main() -> int:
     arguments = ["--device", options.device, *(["--tiny"] if options.tiny else [])]
     arguments += ["--model", options.model] if options.model else []
     chosen = options.only.split(",")
+    if unknown := set(chosen) - {part.name for part in PARTS}:
+        parser.error(f"--only: no part is called {', '.join(sorted(unknown))}")
     results = {part.name: run_part(part, arguments) for part in PARTS if part.name in chosen}
     table = table_of(results)
     print(table)

@@ -59,7 +59,8 @@ def test_a_difference_that_matters_is_named_with_both_values(
     other = changed(config, section, **fields)
     ((name, value),) = fields.items()
     found = difference(agreement_of(config), agreement_of(other), node=3)
-    assert found.startswith(f"{name} is {value} on node 3 and {getattr(getattr(config, section), name)} on node 0")
+    plain = getattr(getattr(config, section), name)
+    assert found.startswith(f"{name} is {value} on node 3 and {'the default' if plain is None else plain} on node 0")
 
 
 def test_what_is_a_nodes_own_affair_may_differ(config: EngineConfig) -> None:

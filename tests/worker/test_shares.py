@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.protocol.lifecycle import ExitCode, StartupError
-from octavo.worker.layers.shares import HeadShare, rows_of_heads, split_heads, split_size
+from octavo.worker.layers.shares import HeadShare, check_split, rows_of_heads, split_heads, split_size
 
 
 def lengths(shares: list[range]) -> list[int]:
@@ -91,3 +91,10 @@ def test_too_many_ranks_are_refused_with_the_numbers():
 
 def test_rows_of_heads():
     assert rows_of_heads(range(2, 5), 64) == range(128, 320)
+
+
+@pytest.mark.parametrize("sizes", [(9, 3, 1536, 49152), (64, 64, 8, 49152), (64, 64, 1536, 8)])
+def test_a_model_that_cannot_be_split_is_known_from_its_sizes(sizes):
+    check_split(*sizes, num_ranks=8)
+    with pytest.raises(StartupError, match="--tensor-parallel-size 10"):
+        check_split(*sizes, num_ranks=10)

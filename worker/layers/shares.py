@@ -81,3 +81,12 @@ def split_heads(num_query_heads: int, num_kv_heads: int, num_ranks: int) -> list
 def rows_of_heads(heads: range, head_dim: int) -> range:
     """Return the rows of a projection that belong to `heads`."""
     return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def check_split(
+    num_query_heads: int, num_kv_heads: int, intermediate_size: int, vocab_size: int, num_ranks: int
+) -> None:
+    """Raise StartupError(USAGE) when a model of these sizes cannot be split over `num_ranks`."""
+    split_heads(num_query_heads, num_kv_heads, num_ranks)
+    split_size("intermediate_size", intermediate_size, num_ranks)
+    split_size("vocab_size", vocab_size, num_ranks)
