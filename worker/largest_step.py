@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from octavo.kernels.ops.attention import HeadShape, plan_attention
+from octavo.kernels.ops.attention import plan_attention
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.worker.device import Device, explain_out_of_memory
@@ -112,7 +112,6 @@ class _LayerRun:
     def __init__(self, model: LlamaForCausalLM, config: EngineConfig, dtype: torch.dtype, device: Device) -> None:
         self.model = model
         self.device = device
-        self.heads = HeadShape(model.layers[0].attention.num_query_heads, *model.kv_shape[1:])
         block_size = config.cache.block_size
         num_blocks = math.ceil(config.scheduler.max_num_batched_tokens / block_size)
         shape = (1, 2, num_blocks, block_size, *model.kv_shape[1:])
@@ -122,10 +121,10 @@ class _LayerRun:
 
     def step(self, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         """Run one step, given in host memory, to its end; return [T, hidden_size]."""
-        plan = plan_attention(metadata.query_start_loc.diff().numpy(), metadata.seq_lens.numpy(), self.heads)
+        plan = plan_attention(metadata.query_start_loc.diff().numpy(), metadata.seq_lens.numpy(), self.model.heads)
         metadata = AttentionMetadata(*(self._on_device(tensor) for tensor in metadata[:4]))
         if plan is not None:
-            plan = plan._replace(work=self._on_device(plan.work), reductions=self._on_device(plan.reductions))
+            plan = plan.to(self.device.torch_device)
         positions = self._on_device(positions)
         self.device.synchronize()
         started_s = time.perf_counter()

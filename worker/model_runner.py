@@ -19,7 +19,6 @@ import torch
 
 from octavo.kernels.ops.attention import (
     AttentionPlan,
-    HeadShape,
     PlanCapacity,
     decode_plan_capacity,
     plan_attention,
@@ -79,7 +78,6 @@ class ModelRunner:
         self.copier = copier
         self.device = device
         self.group = group
-        self.heads = HeadShape(model.layers[0].attention.num_query_heads, *model.kv_shape[1:])
         plan_bytes = plan_num_bytes(self.plan_capacity(states.num_requests))
         self.uploader = device.make_uploader(step_num_bytes(states, max_num_batched_tokens) + plan_bytes)
         self.last_token_ids = torch.zeros(states.num_rows, dtype=torch.int64, device=device.torch_device)
@@ -88,7 +86,7 @@ class ModelRunner:
     def plan_capacity(self, num_requests: int) -> PlanCapacity:
         """Return how large the plan of a step of one token for each of `num_requests` requests can be."""
         num_slots = self.kv_cache.shape[2] * self.block_size
-        return decode_plan_capacity(num_requests, self.states.token_ids.shape[1], self.heads, num_slots)
+        return decode_plan_capacity(num_requests, self.states.token_ids.shape[1], self.model.heads, num_slots)
 
     def capture_graphs(self) -> None:
         """Capture the graphs of decode steps; what they read and write stays at its place from then on."""
@@ -136,8 +134,10 @@ class ModelRunner:
 
     def _corrupt_on_any_rank(self, copies: Sequence[BlockCopy], corrupt_block_ids: list[int]) -> list[int]:
         """Return the blocks that came back wrong on this rank or on another; all ranks give them up alike."""
+        if not self.copier.check_swapped_blocks:
+            return corrupt_block_ids
         came_back = sorted({destination for kind, _, destination in copies if kind is CopyKind.SWAP_IN})
-        if not (self.copier.check_swapped_blocks and came_back):
+        if not came_back:
             return corrupt_block_ids
         is_corrupt = [float(block_id in corrupt_block_ids) for block_id in came_back]
         num_ranks = self.group.all_reduce(torch.tensor(is_corrupt, device=self.last_token_ids.device)).tolist()
@@ -146,7 +146,7 @@ class ModelRunner:
     def _compute(self, batch: InputBatch, checksum: int) -> ChosenTokens:
         """Run the model and choose tokens."""
         choices = make_choices(self.states, batch)
-        plan = plan_attention(batch.num_scheduled_tokens.astype(np.int32), batch.seq_lens, self.heads)
+        plan = plan_attention(batch.num_scheduled_tokens.astype(np.int32), batch.seq_lens, self.model.heads)
         graph = self.graphs.find(batch, plan)
         arrays = forward_arrays(batch, plan) if graph is None else graph.shape.pad(batch, plan)
         tensors = self.uploader.upload(arrays | choice_arrays(self.states, self.sampler, choices))

@@ -57,6 +57,10 @@ class AttentionPlan(NamedTuple):
     num_wide_work: int
     num_wide_reductions: int
 
+    def to(self, device: torch.device | str) -> AttentionPlan:
+        """Return the plan with its rows on `device`."""
+        return self._replace(work=self.work.to(device), reductions=self.reductions.to(device))
+
 
 class PlanCapacity(NamedTuple):
     """The most that a plan of some size can hold: rows of work, rows of reductions, partial results."""

@@ -17,6 +17,7 @@ Rejected: tiles of 64 and of the rest, which would double each load and product 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -95,8 +96,7 @@ def _check(step: _Step) -> None:
 def _make_plan_of(step: _Step, tiling: Tiling) -> AttentionPlan:
     """Make the plan that the caller left out, at the price of waiting for the device."""
     query_lens, seq_lens = step.query_start_loc.diff().cpu().numpy(), step.seq_lens.cpu().numpy()
-    plan = make_plan(query_lens, seq_lens, step.heads, step.window, tiling)
-    return plan._replace(work=plan.work.to(step.query.device), reductions=plan.reductions.to(step.query.device))
+    return make_plan(query_lens, seq_lens, step.heads, step.window, tiling).to(step.query.device)
 
 
 def _attend(step: _Step, out: torch.Tensor | None, plan: AttentionPlan | None, tiling: Tiling) -> torch.Tensor:
@@ -185,69 +185,49 @@ def _launch_reduction(
     )
 
 
-@backend("triton", implements=plan_attention)
-def triton_plan_attention(
-    query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape, window: int | None = None
-) -> AttentionPlan | None:
-    return make_plan(query_lens, seq_lens, heads, window, fast_tiling(heads.head_dim))
+class _Implementations(NamedTuple):
+    """What one backend runs for the three ops of attention."""
+
+    plan_attention: Callable[..., AttentionPlan | None]
+    decode_plan_capacity: Callable[..., PlanCapacity]
+    paged_attention: Callable[..., torch.Tensor]
 
 
-@backend("deterministic", implements=plan_attention)
-def deterministic_plan_attention(
-    query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape, window: int | None = None
-) -> AttentionPlan | None:
-    return make_plan(query_lens, seq_lens, heads, window, steady_tiling(heads.head_dim))
+def _implement(name: str, tiling_of: Callable[[int], Tiling]) -> _Implementations:
+    """Register the three ops as backend `name`, with tiles by `tiling_of` the head's size."""
+
+    @backend(name, implements=plan_attention)
+    def plan(
+        query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape, window: int | None = None
+    ) -> AttentionPlan | None:
+        return make_plan(query_lens, seq_lens, heads, window, tiling_of(heads.head_dim))
+
+    @backend(name, implements=decode_plan_capacity)
+    def capacity(num_requests: int, max_model_len: int, heads: HeadShape, num_slots: int | None = None) -> PlanCapacity:
+        return decode_capacity(num_requests, max_model_len, num_slots, tiling_of(heads.head_dim).narrow.split_keys)
+
+    @backend(name, implements=paged_attention)
+    def attend(
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None = None,
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        kv_scales: torch.Tensor | None = None,
+        plan: AttentionPlan | None = None,
+    ) -> torch.Tensor:
+        step = _Step(query, kv_cache, query_start_loc, seq_lens, block_tables, scale, window, soft_cap, kv_scales)
+        return _attend(step, out, plan, tiling_of(query.shape[2]))
+
+    return _Implementations(plan, capacity, attend)
 
 
-@backend("triton", implements=decode_plan_capacity)
-def triton_decode_plan_capacity(
-    num_requests: int, max_model_len: int, heads: HeadShape, num_slots: int | None = None
-) -> PlanCapacity:
-    split_keys = fast_tiling(heads.head_dim).narrow.split_keys
-    return decode_capacity(num_requests, max_model_len, num_slots, split_keys)
-
-
-@backend("deterministic", implements=decode_plan_capacity)
-def deterministic_decode_plan_capacity(
-    num_requests: int, max_model_len: int, heads: HeadShape, num_slots: int | None = None
-) -> PlanCapacity:
-    split_keys = steady_tiling(heads.head_dim).narrow.split_keys
-    return decode_capacity(num_requests, max_model_len, num_slots, split_keys)
-
-
-@backend("triton", implements=paged_attention)
-def triton_paged_attention(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    scale: float,
-    out: torch.Tensor | None = None,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
-    plan: AttentionPlan | None = None,
-) -> torch.Tensor:
-    step = _Step(query, kv_cache, query_start_loc, seq_lens, block_tables, scale, window, soft_cap, kv_scales)
-    return _attend(step, out, plan, fast_tiling(query.shape[2]))
-
-
-@backend("deterministic", implements=paged_attention)
-def deterministic_paged_attention(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    scale: float,
-    out: torch.Tensor | None = None,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
-    plan: AttentionPlan | None = None,
-) -> torch.Tensor:
-    step = _Step(query, kv_cache, query_start_loc, seq_lens, block_tables, scale, window, soft_cap, kv_scales)
-    return _attend(step, out, plan, steady_tiling(query.shape[2]))
+triton_plan_attention, triton_decode_plan_capacity, triton_paged_attention = _implement("triton", fast_tiling)
+deterministic_plan_attention, deterministic_decode_plan_capacity, deterministic_paged_attention = _implement(
+    "deterministic", steady_tiling
+)

@@ -50,7 +50,7 @@ def call_of(work: Work, heads: attention.HeadShape, device: torch.device) -> Cal
     query_lens, seq_lens = np.array(work.query_lens, np.int32), np.array(work.seq_lens, np.int32)
     plan = attention.plan_attention(query_lens, seq_lens, heads)
     if plan is not None:
-        plan = plan._replace(work=plan.work.to(device), reductions=plan.reductions.to(device))
+        plan = plan.to(device)
     starts = torch.from_numpy(np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)).to(device)
     lens, tables = torch.from_numpy(seq_lens).to(device), tables.to(device)
     scale, out = heads.head_dim**-0.5, torch.empty_like(query)

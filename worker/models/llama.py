@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from octavo.kernels.ops.attention import HeadShape
 from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.kv_cache import KvShape
 from octavo.worker.layers.activation import SiluAndMul
@@ -107,7 +108,8 @@ class LlamaForCausalLM(nn.Module):
         self.config = config
         self.group = group
         heads = split_heads(config.num_query_heads, config.num_kv_heads, group.size)[group.rank]
-        self.kv_shape = KvShape(config.num_layers, len(heads.kv_heads), config.head_dim)
+        self.heads = HeadShape(len(heads.query_heads), len(heads.kv_heads), config.head_dim)
+        self.kv_shape = KvShape(config.num_layers, *self.heads[1:])
         sizes = (config.vocab_size, config.hidden_size)
         self.embedding = Embedding(*sizes, dtype, device, group)
         self.layers = nn.ModuleList(DecoderLayer(config, heads, dtype, device, group) for _ in range(config.num_layers))
