@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from octavo.protocol.config import EngineConfig, ModelConfig, ParallelConfig, WeightsFormat
+from octavo.worker.distributed import TensorParallelGroup
+from octavo.worker.distributed_checksum import require_same, with_checksum
 
 TESTS = Path(__file__).parent
 PATIENCE_S = 100.0
@@ -62,3 +66,15 @@ def outputs_of(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
     for rank, (process, (_, errors)) in enumerate(zip(processes, results, strict=True)):
         assert process.returncode == 0, f"rank {rank}: {errors}"
     return [output for output, _ in results]
+
+
+def broadcast_checked(group: TensorParallelGroup, token_ids: torch.Tensor, checksum: int) -> torch.Tensor:
+    """Return rank 0's `token_ids`, int64 [S], by the calls of the model runner, but waiting for them.
+
+    Raises RankDivergedError on a rank whose checksum is not rank 0's.
+    """
+    if group.size == 1:
+        return token_ids
+    received = group.broadcast(with_checksum(token_ids, checksum))
+    require_same(int(received[-1]), checksum, group.rank)
+    return received[:-1]

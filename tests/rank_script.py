@@ -9,11 +9,11 @@ import time
 import traceback
 
 import torch
-from rank_processes import group_config
+from rank_processes import broadcast_checked, group_config
 
 from octavo.worker import distributed_setup
 from octavo.worker.distributed import TensorParallelGroup, make_group
-from octavo.worker.distributed_checksum import StepChecksum, broadcast_checked
+from octavo.worker.distributed_checksum import StepChecksum
 
 CPU = torch.device("cpu")
 NUM_COLLECTIVES = 150

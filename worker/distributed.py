@@ -1,8 +1,7 @@
 """The ranks that share one model: what they tell each other in every step.
 
 Every rank executes the same steps in the same order, so collectives meet without a word. Invariant: every rank holds
-the same bits of a sum. It is taken in the order of the ranks; on GPUs, unless
-they have to be deterministic, in NCCL's.
+the same bits of a sum. It is taken in the order of the ranks; on GPUs, unless they have to be deterministic, in NCCL's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import zlib
 
 import torch
 
-from octavo.worker.distributed import RankDivergedError, TensorParallelGroup
+from octavo.worker.distributed import RankDivergedError
 
 
 class StepChecksum:
@@ -39,17 +39,3 @@ def require_same(received: int, own: int, rank: int) -> None:
         raise RankDivergedError(
             f"rank {rank} executed other steps than rank 0: their checksums are {own:08x} and {received:08x}"
         )
-
-
-def broadcast_checked(group: TensorParallelGroup, token_ids: torch.Tensor, checksum: int) -> torch.Tensor:
-    """Return rank 0's `token_ids`, int64 [S]; on the others they only have to be of that size.
-
-    Raises RankDivergedError on a rank whose checksum is not rank 0's. Looking at it waits for the device: a runner that
-    must not wait calls the parts, and looks when the tokens have reached the host.
-    """
-    if group.size == 1:
-        return token_ids
-    received = group.broadcast(with_checksum(token_ids, checksum))
-    if group.rank != 0:
-        require_same(int(received[-1]), checksum, group.rank)
-    return received[:-1]

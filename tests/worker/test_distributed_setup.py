@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 import torch
-from rank_processes import group_config
+from rank_processes import broadcast_checked, group_config
 from torch import distributed
 
 from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker import distributed_setup
 from octavo.worker.distributed import SINGLE_RANK, RankLostError, make_group
 from octavo.worker.distributed_backend import NcclGroup, OrderedGroup
-from octavo.worker.distributed_checksum import StepChecksum, broadcast_checked, require_same, with_checksum
+from octavo.worker.distributed_checksum import StepChecksum, require_same, with_checksum
 from octavo.worker.shared_memory_group import SharedMemoryGroup
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
