@@ -62,9 +62,9 @@ GPUS = (
 )
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One compiled launch and its part of the op's work.
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """What one launch must do.
 
     Attributes:
         num_bytes: that the op must read and write.
@@ -74,15 +74,21 @@ class Launch:
         num_dependent_loads: before its first large load can be made.
     """
 
-    kernel: str
-    num_programs: int
-    resources: dict[str, Any]
-    resident_blocks: int
     num_bytes: int
     flops: int = 0
     num_scores: int = 0
     num_dependent_loads: int = 1
     extra_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Launch(Amount):
+    """One compiled launch and its part of the op's work."""
+
+    kernel: str
+    num_programs: int
+    resources: dict[str, Any]
+    resident_blocks: int
 
 
 @dataclass(frozen=True)

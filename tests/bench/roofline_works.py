@@ -21,23 +21,13 @@ import numpy as np
 from aot_cases import LLAMA_8B
 from aot_compile import compiled_launches, resources_of
 from aot_targets import TARGETS, Target
+from roofline import Amount
 
 from octavo.kernels.ops import attention
 
 ITEM_BYTES = 2  # bf16
 HEADS = attention.HeadShape(LLAMA_8B.num_query_heads, LLAMA_8B.num_kv_heads, LLAMA_8B.head_dim)
 NUM_TOKENS = 256  # of the ops on activations, as in aot_cases
-
-
-@dataclass(frozen=True)
-class Amount:
-    """What one launch must do; the fields are those of `roofline.Launch`."""
-
-    num_bytes: int
-    flops: int = 0
-    num_scores: int = 0
-    num_dependent_loads: int = 1
-    extra_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,8 +51,14 @@ def attention_item(name: str, query_lens: list[int], seq_lens: list[int]) -> Ite
     kv_bytes = sum(seq_lens) * 2 * HEADS.num_kv_heads * HEADS.head_dim * ITEM_BYTES
     query_bytes = num_queries * HEADS.num_query_heads * HEADS.head_dim * ITEM_BYTES
     partial_bytes = plan.num_partials * HEADS.num_query_heads * (HEADS.head_dim + 1) * 4
-    main = Amount(kv_bytes + 2 * query_bytes, 4 * HEADS.head_dim * num_scores, num_scores, 2, partial_bytes)
-    reduction = Amount(0, extra_bytes=partial_bytes)
+    main = Amount(
+        num_bytes=kv_bytes + 2 * query_bytes,
+        flops=4 * HEADS.head_dim * num_scores,
+        num_scores=num_scores,
+        num_dependent_loads=2,
+        extra_bytes=partial_bytes,
+    )
+    reduction = Amount(num_bytes=0, extra_bytes=partial_bytes)
     amounts = {"paged_attention_kernel": main, "attention_reduction_kernel": reduction}
     return Item(name, lambda: aot_cases.attend(LLAMA_8B, query_lens, seq_lens), amounts)
 
@@ -86,27 +82,27 @@ def items() -> list[Item]:
         Item(
             "KV write, 256 tokens",
             lambda: aot_cases.write_kv(LLAMA_8B),
-            {"write_kv_kernel": Amount(2 * activation_bytes(KV_WIDTH), num_dependent_loads=1)},
+            {"write_kv_kernel": Amount(num_bytes=2 * activation_bytes(KV_WIDTH), num_dependent_loads=1)},
         ),
         Item(
             "norm and residual, 256 × 4,096",
             lambda: aot_cases.rms_norm(4096, has_residual=True),
-            {"rms_norm_kernel": Amount(4 * activation_bytes(4096), num_dependent_loads=0)},
+            {"rms_norm_kernel": Amount(num_bytes=4 * activation_bytes(4096), num_dependent_loads=0)},
         ),
         Item(
             "rotary, 256 tokens",
             lambda: aot_cases.rotate(LLAMA_8B),
-            {"rotary_kernel": Amount(2 * rotated)},
+            {"rotary_kernel": Amount(num_bytes=2 * rotated)},
         ),
         Item(
             "SiLU and product, 256 × 14,336",
             lambda: aot_cases.gated("silu_mul", 14336),
-            {"gated_product_kernel": Amount(3 * activation_bytes(14336), num_dependent_loads=0)},
+            {"gated_product_kernel": Amount(num_bytes=3 * activation_bytes(14336), num_dependent_loads=0)},
         ),
         Item(
             "sampling, 64 × 128,256",
             lambda: aot_cases.sample_plainly(128256),
-            {"sample_kernel": Amount(64 * 128256 * 4, num_dependent_loads=1)},
+            {"sample_kernel": Amount(num_bytes=64 * 128256 * 4, num_dependent_loads=1)},
         ),
     ]
 
