@@ -16,7 +16,8 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("kernels/cpu/csrc")
 COMMON = [SOURCES / "library.cpp", SOURCES / "team.cpp"]
-FLAGS = [
+FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS += ["-Wall", "-Wno-psabi"]
     "-std=c++20",
     "-O3",
     "-fPIC",
