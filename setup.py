@@ -18,15 +18,6 @@ SOURCES = Path("kernels/cpu/csrc")
 COMMON = [SOURCES / "library.cpp", SOURCES / "team.cpp"]
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-Wall", "-Wno-psabi"]
-    "-std=c++20",
-    "-O3",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-Wall",
-    "-Wno-psabi",
-]
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-DOCTAVO_AVX2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-DOCTAVO_AVX512"]
