@@ -8,7 +8,7 @@ a user. With TRITON_INTERPRET=0 in the environment kernels are compiled, which n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from embedded_model import locate_embedded_model
 
 from octavo.api_server.model_source import Location
+from octavo.kernels import registry
 
 
 def interpret_triton_kernels() -> None:
@@ -40,6 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     items[:] = [item for item in items if not item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
+
+
+@pytest.fixture(autouse=True)
+def reference_kernels_afterwards() -> Iterator[None]:
+    """A test may choose the kernels of its process, as a worker does at its start; the next one gets the references."""
+    yield
+    registry.select()
 
 
 SHOWN = pytest.StashKey[dict[str, str]]()

@@ -138,6 +138,8 @@ class FakeGpu:
     torch_device = DEVICE
     uses_host_memory = False
     has_graphs = True
+    records_steps = False
+    packs_weights = False
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)

@@ -1,20 +1,28 @@
 """The CPU as a device: everything is done when the call returns, in the host's memory.
 
-Workers on one machine share its memory, so each takes its part of what is free.
+Its kernels are the compiled ones of `octavo.kernels.cpu`, with threads of their own, beside which torch keeps one; where
+they were not compiled, torch computes with all threads. Workers on one machine share its memory, so each takes its part
+of what is free.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
+from octavo.kernels import registry
+from octavo.kernels.cpu.execution import EXECUTOR
+from octavo.kernels.cpu.library import find_library
 from octavo.protocol.config import CacheConfig, Dtype
 from octavo.worker.device import TORCH_DTYPES, Graph, MemoryBudget
 from octavo.worker.host import CPU_INFO, free_memory_bytes, has_native_bfloat16, measure_peak_growth_bytes
 from octavo.worker.step_upload import DirectUploader
+
+logger = logging.getLogger(__name__)
 
 LOWER_MODEL_LEN = "lower --max-model-len or raise --memory-utilization"
 
@@ -60,18 +68,38 @@ class CpuDevice:
     uses_host_memory = True
     has_graphs = False
 
-    def __init__(self, num_local_workers: int = 1) -> None:
+    def __init__(self, num_local_workers: int = 1, num_threads: int | None = None) -> None:
+        """`num_threads` of the kernels; None: as many as torch has."""
         self.num_local_workers = num_local_workers
+        self.num_threads = num_threads or torch.get_num_threads()
+        self.has_own_kernels = False
+
+    @property
+    def records_steps(self) -> bool:
+        return self.has_own_kernels
+
+    @property
+    def packs_weights(self) -> bool:
+        return self.has_own_kernels
 
     def describe(self) -> str:
-        return f"cpu with {torch.get_num_threads()} threads"
+        return f"cpu with {self.num_threads} threads"
 
     def select_dtype(self, asked: Dtype | None, stored: Dtype | None) -> tuple[torch.dtype, str]:
         return select_cpu_dtype(asked, stored)
 
     def select_kernels(self, is_deterministic: bool) -> dict[str, str]:
-        """Leave every op its reference, which is deterministic."""
-        return {}
+        """Take the compiled kernels where there are any; like the references, they are deterministic."""
+        if find_library() is None:
+            logger.warning("octavo was installed without a C++ compiler: the slower kernels of torch compute")
+            return {}
+        import octavo.kernels.cpu.backends  # noqa: F401 - registers the kernels
+
+        instruction_set = EXECUTOR.start(self.num_threads)
+        torch.set_num_threads(1)
+        self.has_own_kernels = True
+        logger.info("CPU kernels for %s", instruction_set)
+        return registry.select("cpu")
 
     def free_bytes(self) -> int:
         return free_memory_bytes() // self.num_local_workers

@@ -29,6 +29,8 @@ class CudaDevice:
 
     uses_host_memory = False
     has_graphs = True
+    records_steps = False
+    packs_weights = False
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)

@@ -92,7 +92,19 @@ class Device(Protocol):
         ...
 
     @property
-    def has_graphs(self) -> bool: ...
+    def has_graphs(self) -> bool:
+        """Return whether forward passes of decode steps can be captured (`graph`)."""
+        ...
+
+    @property
+    def records_steps(self) -> bool:
+        """Return whether the forward pass can be recorded as a list of kernels (`recorded_steps`)."""
+        ...
+
+    @property
+    def packs_weights(self) -> bool:
+        """Return whether weights are held in the layout of the kernels (`kernels.ops.packed_linear`)."""
+        ...
 
     def describe(self) -> str:
         """Return its name for the log."""

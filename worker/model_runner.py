@@ -13,6 +13,7 @@ follows it depends on who asks for what, and is given to the device while that i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from octavo.worker.distributed_checksum import with_checksum
 from octavo.worker.graph import NO_GRAPHS, StepGraphs, capture_graphs, graph_sizes
 from octavo.worker.input_batch import InputBatch, make_input_batch
 from octavo.worker.models.llama import LlamaForCausalLM
+from octavo.worker.recorded_steps import RecordedSteps, StepSizes, record_steps
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
 from octavo.worker.step_inputs import (
@@ -81,7 +83,8 @@ class ModelRunner:
         plan_bytes = plan_num_bytes(self.plan_capacity(states.num_requests))
         self.uploader = device.make_uploader(step_num_bytes(states, max_num_batched_tokens) + plan_bytes)
         self.last_token_ids = torch.zeros(states.num_rows, dtype=torch.int64, device=device.torch_device)
-        self.graphs: StepGraphs = NO_GRAPHS
+        self.graphs: StepGraphs | RecordedSteps = NO_GRAPHS
+        self.max_num_batched_tokens = max_num_batched_tokens
 
     def plan_capacity(self, num_requests: int) -> PlanCapacity:
         """Return how large the plan of a step of one token for each of `num_requests` requests can be."""
@@ -93,6 +96,15 @@ class ModelRunner:
         sizes = graph_sizes(self.states.num_requests)
         max_blocks = self.states.block_tables.shape[1]
         self.graphs = capture_graphs(self.device, self.uploader, self.forward, sizes, max_blocks, self.plan_capacity)
+
+    def record_steps(self) -> str:
+        """Record the forward pass of every step that fits the limits; return what to say about it."""
+        num_requests, max_blocks = self.states.block_tables.shape[0], self.states.block_tables.shape[1]
+        plan = self.plan_capacity(self.states.num_requests)
+        sizes = StepSizes(max(self.max_num_batched_tokens, num_requests), num_requests, max_blocks, plan)
+        forward = partial(self.forward, has_unknown_tokens=False)
+        self.graphs, detail = record_steps(forward, sizes, self.last_token_ids)
+        return detail
 
     def forward(self, tensors: Tensors, plan: AttentionPlan | None, has_unknown_tokens: bool = True) -> torch.Tensor:
         """Run the model on uploaded arrays, some of whose tokens only the device may know; return [T, hidden_size]."""
@@ -148,7 +160,7 @@ class ModelRunner:
         choices = make_choices(self.states, batch)
         plan = plan_attention(batch.num_scheduled_tokens.astype(np.int32), batch.seq_lens, self.model.heads)
         graph = self.graphs.find(batch, plan)
-        arrays = forward_arrays(batch, plan) if graph is None else graph.shape.pad(batch, plan)
+        arrays = forward_arrays(batch, plan) if graph is None else graph.arrays(batch, plan)
         tensors = self.uploader.upload(arrays | choice_arrays(self.states, self.sampler, choices))
         self.copier.let_writes_follow_copies(batch.slot_mapping // self.block_size)
         if graph is None:

@@ -172,6 +172,8 @@ def build_runner(
     runner = _make_runner(config, model, sampler, copier, place)
     if device.has_graphs and not config.parallel.enforce_eager:
         reporter.progress("graphs", _capture_graphs(runner, step))
+    if device.records_steps and not config.parallel.enforce_eager and place.group.size == 1:
+        reporter.progress("graphs", runner.record_steps())
     ready = WorkerReady(
         rank=rank,
         num_device_blocks=copier.num_blocks(Tier.DEVICE),

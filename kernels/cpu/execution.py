@@ -37,7 +37,7 @@ class _Buffers:
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
-        self._all: list[np.ndarray] = []
+        self.num_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         num_bytes = max(1, math.prod(shape)) * dtype.itemsize
@@ -45,7 +45,7 @@ class _Buffers:
         if not free:
             raw = np.empty(num_bytes + ALIGNMENT_BYTES, np.uint8)
             start = -raw.ctypes.data % ALIGNMENT_BYTES
-            self._all.append(raw)
+            self.num_bytes += len(raw)
             free.append(raw[start : start + num_bytes])
         buffer = free.pop()
         lent = buffer[:]  # dies with the last tensor that shares its memory
@@ -65,6 +65,11 @@ class CommandList:
 
     def __len__(self) -> int:
         return len(self._recorded)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory of the results on the way."""
+        return self._buffers.num_bytes
 
     def append(self, kernel: int, args: ctypes.Structure, num_rows: int) -> None:
         """Note a kernel; its arguments are kept, the tensors that they point to are not."""
