@@ -46,7 +46,7 @@ ifneq ($(HAS_NVIDIA_GPU),yes)
 endif
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml
+$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(wildcard kernels/cpu/csrc/*)
 	@echo "installing octavo"
 	@$(PIP) install --editable .
 	@touch $@

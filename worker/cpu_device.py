@@ -1,8 +1,8 @@
 """The CPU as a device: everything is done when the call returns, in the host's memory.
 
-Its kernels are the compiled ones of `octavo.kernels.cpu`, with threads of their own, beside which torch keeps one; where
-they were not compiled, torch computes with all threads. Workers on one machine share its memory, so each takes its part
-of what is free.
+Its kernels are the compiled ones of `octavo.kernels.cpu`, with threads of their own, beside which torch keeps one;
+where they were not compiled, torch computes with all threads. Workers on one machine share its memory, so each takes
+its part of what is free.
 """
 
 from __future__ import annotations

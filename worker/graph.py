@@ -121,7 +121,7 @@ class StepGraph(NamedTuple):
         return self.shape.pad(batch, plan)
 
     def run(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Replay, on uploaded arrays of `arrays`; return [size, hidden_size], of which the first rows are the step's."""
+        """Replay on uploaded `arrays`; return [size, hidden_size], of which the first rows are the step's."""
         num_requests, num_blocks = tensors["block_tables"].shape
         self.shape.block_tables[:num_requests, :num_blocks].copy_(tensors["block_tables"])
         self.graph.replay()
