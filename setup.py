@@ -15,6 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("kernels/cpu/csrc")
+OBJECTS = Path("build/kernels")  # kept: pip's own place for them is new each time, and installs as editable come twice
 COMMON = [SOURCES / "library.cpp", SOURCES / "team.cpp"]
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-Wall", "-Wno-psabi"]
@@ -39,7 +40,7 @@ class BuildKernels(build_ext):
 
         def compile_one(job: tuple[Path, str, list[str]]) -> str:
             source, isa, flags = job
-            target = Path(self.build_temp) / isa
+            target = OBJECTS / isa
             built = target / source.with_suffix(".o")
             if not built.exists() or built.stat().st_mtime < max(source.stat().st_mtime, newest_header):
                 name = [f"-DOCTAVO_ISA={isa}"]
