@@ -8,8 +8,9 @@ may not see add exact zeros. Only slots with valid KV are read, so that what lie
 matter. Rejected: one product over a request's whole length (another length is another order of summation), and
 torch's `scaled_dot_product_attention` (picks its algorithm by shape).
 
-An fp8 cache holds e4m3 numbers, value / scale, with one scale for a layer's keys and one for its values. Backends for
-GPUs follow a plan that the host makes once a step for all layers; what a plan holds is theirs to say.
+A cache may hold 8-bit numbers (see `kv_formats`). Backends follow a plan that the host makes once a step for all
+layers; what a plan holds is theirs to say. So is how the numbers of one block of keys, or of values, lie inside it:
+only whole blocks are ever copied. The order of a cache's last three dimensions is that of this reference.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from octavo.kernels.ops.kv_formats import FP8_DTYPE, FP8_MAX, from_int8, to_fp8, to_int8
 from octavo.kernels.registry import op
 
-FP8_DTYPE = torch.float8_e4m3fn
-FP8_MAX = 448.0
+__all__ = ["FP8_DTYPE", "FP8_MAX"]
 
 KEY_TILE = 128  # tokens; 64 costs more calls, 256 more padding
 QUERY_TILE = 128  # tokens; bounds the scores of a long prompt to num_query_heads · 128 · 128 numbers
@@ -106,10 +107,6 @@ def decode_plan_capacity(
     return PlanCapacity(0, 0, 0)
 
 
-def _to_fp8(vectors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return (vectors.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
-
-
 @op
 def write_kv(
     key: torch.Tensor,
@@ -121,9 +118,10 @@ def write_kv(
     """Store each token's key and value in its slot.
 
     Args:
-        key: [num_tokens, num_kv_heads, head_dim], in the cache's dtype unless that is fp8.
+        key: [num_tokens, num_kv_heads, head_dim], in the cache's dtype unless that is fp8 or int8.
         value: the same.
-        kv_cache: one layer's, [2, num_blocks, block_size, num_kv_heads, head_dim]; written.
+        kv_cache: one layer's, [2, num_blocks, block_size, num_kv_heads, head_dim]; written. An int8 one holds each
+            vector's scale behind its codes, and its last dimension is head_dim + 4.
         slot_mapping: int64 [num_tokens], block_id · block_size + offset; no slot twice. The tokens of slot -1, which
             pad the batch of a graph, are left out.
         kv_scales: fp32 [2], of keys and of values, for an fp8 cache: what is stored is the nearest e4m3 number to
@@ -137,8 +135,10 @@ def write_kv(
         key, value, slot_mapping = key[is_kept], value[is_kept], slot_mapping[is_kept]
     slots = kv_cache.view(2, -1, *kv_cache.shape[3:])
     if kv_scales is not None:
-        key, value = _to_fp8(key, kv_scales[0]).view(torch.uint8), _to_fp8(value, kv_scales[1]).view(torch.uint8)
+        key, value = to_fp8(key, kv_scales[0]).view(torch.uint8), to_fp8(value, kv_scales[1]).view(torch.uint8)
         slots = slots.view(torch.uint8)
+    elif kv_cache.dtype is torch.int8:
+        key, value = to_int8(key), to_int8(value)
     slots[0].index_copy_(0, slot_mapping, key)
     slots[1].index_copy_(0, slot_mapping, value)
 
@@ -223,12 +223,15 @@ def _gather(
     kv_cache: torch.Tensor, slots: torch.Tensor, kv_scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return fp32 keys and values, [num_rows · num_kv_heads, KEY_TILE, head_dim], of slots [num_rows, KEY_TILE]."""
-    num_kv_heads, head_dim = kv_cache.shape[3:]
+    num_kv_heads, vector_size = kv_cache.shape[3:]
     vectors = (slots[:, None] * num_kv_heads + torch.arange(num_kv_heads, device=slots.device)[:, None]).flatten()
-    keys, values = (part.view(-1, head_dim).index_select(0, vectors).float() for part in kv_cache)
+    keys, values = (part.view(-1, vector_size).index_select(0, vectors) for part in kv_cache)
+    if kv_cache.dtype is torch.int8:
+        keys, values = from_int8(keys), from_int8(values)
+    keys, values = (part.float().view(len(slots) * num_kv_heads, KEY_TILE, -1) for part in (keys, values))
     if kv_scales is not None:
         keys, values = keys.mul_(kv_scales[0]), values.mul_(kv_scales[1])
-    return keys.view(-1, KEY_TILE, head_dim), values.view(-1, KEY_TILE, head_dim)
+    return keys, values
 
 
 class _Options(NamedTuple):
@@ -305,7 +308,7 @@ def paged_attention(
 
     Args:
         query: [num_tokens, num_query_heads, head_dim]; query heads j · group up to (j + 1) · group share KV head j.
-        kv_cache: one layer's, [2, num_blocks, block_size, num_kv_heads, head_dim], keys then values.
+        kv_cache: one layer's, keys then values; see `write_kv`.
         query_start_loc: int32 [num_requests + 1], where each request's queries begin; the last is num_tokens.
         seq_lens: int32 [num_requests], tokens with valid KV, this step's among them.
         block_tables: int32 [num_requests, max_blocks]; entries past a request's tokens are not read.
@@ -321,7 +324,7 @@ def paged_attention(
         [num_tokens, num_query_heads, head_dim], in the dtype of `query`.
     """
     result = torch.empty_like(query) if out is None else out
-    num_kv_heads, head_dim = kv_cache.shape[3:]
+    num_kv_heads, head_dim = kv_cache.shape[3], query.shape[2]
     group = query.shape[1] // num_kv_heads
     options = _Options(window, soft_cap, kv_scales)
     for tile in _query_tiles(query_start_loc, seq_lens, block_tables):

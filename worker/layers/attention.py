@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from octavo.kernels.ops.attention import AttentionPlan, paged_attention, write_kv
-from octavo.kernels.ops.rotary import rotary
+from octavo.kernels.ops.attention import AttentionPlan, HeadShape, paged_attention
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
+from octavo.kernels.ops.rotary_kv import rotary_and_write_kv
 
 
 class AttentionMetadata(NamedTuple):
@@ -34,14 +35,20 @@ class AttentionMetadata(NamedTuple):
 
 
 class PagedAttention(nn.Module):
-    """Rotary embedding, KV write and attention of this rank's heads of one layer, between its two projections."""
+    """Rotary embedding, KV write and attention of this rank's heads of one layer, between its two projections.
 
-    def __init__(self, num_query_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    An fp8 cache is scaled by `kv_scales`, of keys and of values: 1 unless the checkpoint has them.
+    """
+
+    kv_scales: torch.Tensor
+
+    def __init__(
+        self, num_query_heads: int, num_kv_heads: int, head_dim: int, device: torch.device | None = None
+    ) -> None:
         super().__init__()
-        self.num_query_heads = num_query_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
+        self.heads = HeadShape(num_query_heads, num_kv_heads, head_dim)
         self.scale = head_dim**-0.5
+        self.register_buffer("kv_scales", torch.ones(2, dtype=torch.float32, device=device), persistent=False)
 
     def forward(
         self,
@@ -54,18 +61,17 @@ class PagedAttention(nn.Module):
         """Attend.
 
         Args:
-            qkv: [T, (num_query_heads + 2 · num_kv_heads) · head_dim].
+            qkv: [T, (num_query_heads + 2 · num_kv_heads) · head_dim]; may be overwritten.
             positions: int64 [T].
             cos_sin: table of layers.rotary.
             kv_cache: this layer's, [2, num_blocks, block_size, num_kv_heads, head_dim]; written at `slot_mapping`.
+                int8: head_dim + 4.
 
         Returns:
             [T, num_query_heads · head_dim].
         """
-        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
-        query, key, value = heads.split((self.num_query_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        query, key = rotary(query, key, positions, cos_sin)
-        write_kv(key, value, kv_cache, metadata.slot_mapping)
+        kv_scales = self.kv_scales if kv_cache.dtype is FP8_DTYPE else None
+        query = rotary_and_write_kv(qkv, positions, cos_sin, kv_cache, metadata.slot_mapping, self.heads, kv_scales)
         attended = paged_attention(
             query,
             kv_cache,
@@ -73,6 +79,7 @@ class PagedAttention(nn.Module):
             metadata.seq_lens,
             metadata.block_tables,
             self.scale,
+            kv_scales=kv_scales,
             plan=metadata.plan,
         )
         return attended.flatten(1)
