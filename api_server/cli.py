@@ -36,8 +36,10 @@ from octavo.protocol.config import (
     DeviceKind,
     Dtype,
     EngineConfig,
+    KvCacheDtype,
     ParallelConfig,
     PreemptionMode,
+    Quantization,
     SchedulerConfig,
 )
 from octavo.protocol.lifecycle import ExitCode, StartupError
@@ -104,7 +106,7 @@ def check_arguments(parser: Parser, arguments: argparse.Namespace) -> None:
     if chunk is not None and chunk > sections["scheduler"].max_num_batched_tokens:
         parser.error("argument --max-tokens-per-request: must not exceed --max-num-batched-tokens")
     problem = why_host_memory_is_idle(sections["cache"], sections["scheduler"])
-    problem = problem or why_share_is_idle(vars(arguments))
+    problem = problem or why_share_is_idle(vars(arguments)) or why_format_is_not_computed(vars(arguments))
     if problem is not None:
         parser.error(problem)
 
@@ -173,6 +175,18 @@ def why_share_is_idle(given: dict[str, Any]) -> str | None:
     return None
 
 
+def why_format_is_not_computed(given: dict[str, Any]) -> str | None:
+    """Return which number format was asked for that kernels of CPUs alone know."""
+    if given.get("parallel.device") is not DeviceKind.CUDA:
+        return None
+    if given["quantization"] in (Quantization.INT8, Quantization.INT4):
+        return f"argument --quantization: {given['quantization']} is for CPUs, and the model runs on a GPU"
+    kv_cache_dtype = given.get("cache.kv_cache_dtype")
+    if kv_cache_dtype in (KvCacheDtype.INT8, KvCacheDtype.FP8):
+        return f"argument --kv-cache-dtype: {kv_cache_dtype} is for CPUs, and the model runs on a GPU"
+    return None
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a server on `host`; a name other than localhost may be anything."""
     try:
@@ -207,6 +221,7 @@ def _serve(arguments: argparse.Namespace, signals: SignalInbox, log: StartupLog)
         served_model_names=names,
         max_model_len=arguments.max_model_len,
         dtype=None if arguments.dtype == "auto" else Dtype(arguments.dtype),
+        quantization=arguments.quantization,
     )
     cache_directory = Path(arguments.cache_dir) if arguments.cache_dir else default_cache_directory()
     model = resolve_model(request, cache_directory.absolute(), HelperRunner(signals), log)

@@ -20,6 +20,7 @@ METAVARS = {  # by the last word of a field's name, which is its unit where it h
     "file": "FILE",
     "address": "ADDRESS",
     "device": "DEVICE",
+    "dtype": "DTYPE",
 }
 
 
@@ -80,6 +81,12 @@ FLAGS = (
         "after so many a request is admitted only when it will not be preempted again",
     ),
     Flag(("--block-size",), "cache", "block_size", "tokens per KV block"),
+    Flag(
+        ("--kv-cache-dtype",),
+        "cache",
+        "kv_cache_dtype",
+        "number format of keys and values; auto is that of the model, 8 bits hold twice as many tokens",
+    ),
     Flag(
         ("--enable-prefix-caching",),
         "cache",

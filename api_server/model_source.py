@@ -25,7 +25,7 @@ from octavo.api_server.model_directory import ModelFiles, read_model_files
 from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog
 from octavo.api_server.stop_signals import Finished
-from octavo.protocol.config import Dtype, ModelConfig, WeightsFormat
+from octavo.protocol.config import Dtype, ModelConfig, Quantization, WeightsFormat
 from octavo.protocol.lifecycle import ExitCode, Failed, StartupError, decode_status
 
 IMPORTERS = ("gguf_header.py", "gguf_import.py", "gguf_tokenizer.py", "tokenizer_import.py")
@@ -59,6 +59,7 @@ class ModelRequest(NamedTuple):
     served_model_names: tuple[str, ...]
     max_model_len: int | None = None
     dtype: Dtype | None = None
+    quantization: Quantization = Quantization.AUTO
 
 
 class Runner(Protocol):
@@ -107,6 +108,7 @@ def resolve_model(request: ModelRequest, cache: Path, runner: Runner, log: Start
         vocab_size=files.vocab_size,
         eos_token_ids=files.eos_token_ids,
         dtype=request.dtype,
+        quantization=request.quantization,
     )
 
 

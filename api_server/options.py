@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 
 from octavo.api_server.flags import FLAGS, KV_SIZE_FLAGS, METAVARS, SECTIONS, Flag
-from octavo.protocol.config import Config, Dtype, EngineConfig, ModelConfig
+from octavo.protocol.config import Config, Dtype, EngineConfig, ModelConfig, Quantization
 from octavo.protocol.lifecycle import ExitCode
 
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -89,6 +89,14 @@ def _add_model_flags(serve: Parser) -> None:
         help="name that clients use; may be given several times, answers carry the first (default: MODEL)",
     )
     serve.add_argument("--dtype", choices=["auto", *map(str, Dtype)], default="auto", help="format of weights and KV")
+    serve.add_argument(
+        "--quantization",
+        type=_checked_type(Quantization),
+        default=default_of(ModelConfig, "quantization"),
+        metavar="FORMAT",
+        help="how the weights are held" + _choices_text(Quantization) + "; auto: as the file holds them where the "
+        "device multiplies that, but as numbers with --dtype float32 (default: %(default)s)",
+    )
     serve.add_argument(
         "--max-model-len",
         type=_checked_type(get_type_hints(ModelConfig, include_extras=True)["max_model_len"]),

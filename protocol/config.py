@@ -20,7 +20,7 @@ Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class Dtype(StrEnum):
-    """Number format of weights, activations and KV cache."""
+    """Number format of weights and activations, and of the KV cache unless that has its own."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -30,6 +30,24 @@ class Dtype(StrEnum):
 class WeightsFormat(StrEnum):
     SAFETENSORS = "safetensors"
     GGUF = "gguf"
+
+
+class Quantization(StrEnum):
+    """How the weights of linear layers are held."""
+
+    NONE = "none"  # as numbers of the model's dtype, whatever the file holds
+    INT8 = "int8"  # 8 bits each, where the file does not hold them in as few or fewer
+    INT4 = "int4"  # 4 bits each, likewise
+    AUTO = "auto"  # as the file holds them, where the device multiplies that
+
+
+class KvCacheDtype(StrEnum):
+    """Number format of keys and values in the KV cache."""
+
+    AUTO = "auto"  # the model's dtype
+    BF16 = "bf16"
+    FP8 = "fp8"  # e4m3
+    INT8 = "int8"  # with a scale for each vector
 
 
 GPU_MAX_NUM_BATCHED_TOKENS = 8192  # what a GPU computes at once without wasting most of itself
@@ -81,6 +99,7 @@ class ModelConfig(Config, frozen=True):
         vocab_size: width of the logits; every token id must be below it.
         eos_token_ids: ids that end a request with FinishReason.STOP, unless `ignore_eos`.
         dtype: format of weights and activations; `None` lets the worker choose for its device.
+        quantization: of the weights of linear layers. `auto` with a dtype of float32 quantises nothing.
     """
 
     path: str
@@ -91,6 +110,7 @@ class ModelConfig(Config, frozen=True):
     vocab_size: Positive
     eos_token_ids: tuple[int, ...] = ()
     dtype: Dtype | None = None
+    quantization: Quantization = Quantization.AUTO
 
 
 class CacheConfig(Config, frozen=True):
@@ -98,6 +118,7 @@ class CacheConfig(Config, frozen=True):
 
     Attributes:
         block_size: token slots in a block.
+        kv_cache_dtype: number format of keys and values.
         memory_utilization: on a CPU, the share of what is free after weights and the largest step for KV blocks.
         gpu_memory_utilization: on a GPU, the share of its whole memory that weights, steps and KV blocks may take.
         kv_cache_bytes: exact size of the KV tensor instead of a share of what is free.
@@ -110,6 +131,7 @@ class CacheConfig(Config, frozen=True):
     """
 
     block_size: Positive = 16
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     memory_utilization: Fraction = 0.5
     gpu_memory_utilization: Fraction = 0.9
     kv_cache_bytes: Positive | None = None

@@ -3,6 +3,7 @@
 The index says where each tensor lies, so the file itself is only mapped. Two things differ from a Hugging Face
 checkpoint: the names, and the order of the query and key rows. llama.cpp rotates neighbouring pairs of a head where
 Hugging Face rotates the two halves, so the converter to GGUF interleaves the halves; here they are set apart again.
+That only moves whole rows, so it is done to blocks as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from octavo.kernels.ops.packed_linear import BLOCK_BYTES, WeightFormat
 from octavo.protocol.model_files import GGUF_INDEX_FILE, GgufIndex, GgufTensor
 from octavo.worker.dequantize import PLAIN_DTYPES, block_layout, dequantize
 from octavo.worker.models.config import LlamaConfig
@@ -67,6 +69,20 @@ def _read(
     return weights if interleaved_head_dim is None else separate_halves(weights, len(weights) // interleaved_head_dim)
 
 
+def _read_blocks(
+    data: torch.Tensor, tensor: GgufTensor, head_dim: int | None, rows: range | None = None
+) -> torch.Tensor:
+    part, shape = select_rows(data, tensor.shape, rows)
+    blocks = part.view(shape[0], -1)
+    return blocks if head_dim is None else separate_halves(blocks, len(blocks) // head_dim)
+
+
+def _block_format(tensor: GgufTensor) -> WeightFormat | None:
+    """Return the format of a matrix that kernels multiply as it is."""
+    known = {str(blocks): blocks for blocks in BLOCK_BYTES}
+    return known.get(tensor.quantization) if len(tensor.shape) == 2 else None
+
+
 def _check(tensor: GgufTensor, origin: str, file_num_bytes: int) -> None:
     layout = block_layout(tensor.quantization)
     if layout is None:
@@ -117,7 +133,13 @@ def open_gguf(index_directory: str, gguf_path: str, config: LlamaConfig) -> dict
         head_dim = config.head_dim if match and match[2] in INTERLEAVED else None
         data = mapped[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
         dtype = PLAIN_DTYPES.get(tensor.quantization, torch.float32)
-        tensors[name] = StoredTensor(name, tensor.shape, dtype, origin, partial(_read, data, tensor, head_dim))
+        read, read_blocks = (partial(each, data, tensor, head_dim) for each in (_read, _read_blocks))
+        blocks = _block_format(tensor)
+        tensors[name] = StoredTensor(
+            *(name, tensor.shape, dtype, origin, read, blocks),
+            read_blocks=None if blocks is None else read_blocks,
+            row_multiple=head_dim or 1,
+        )
     if len(mapped) != index.file_num_bytes:
         raise bad_weights(f"{path} has {len(mapped)} bytes, it had {index.file_num_bytes} when it was imported")
     return tensors

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from octavo.protocol.config import CacheConfig
+from octavo.kernels.ops.kv_formats import FP8_DTYPE, kv_vector_size
+from octavo.protocol.config import CacheConfig, KvCacheDtype
+from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker.device import MIB, Device, MemoryBudget, check_fits, explain_out_of_memory, out_of_memory
 from octavo.worker.host import free_memory_bytes
 
@@ -22,6 +24,12 @@ HOST_TIER = "the host tier of the KV cache"
 LOWER_HOST_SIZE = "lower --swap-space-gib, --kv-offload-gib or --num-host-blocks"
 LOWER_KV_SIZE = "lower --kv-cache-memory or --num-device-blocks"
 LOWER_STEP_SIZE = "lower --max-model-len, --max-num-batched-tokens or --max-num-seqs"
+
+KV_DTYPES = {
+    KvCacheDtype.BF16: torch.bfloat16,
+    KvCacheDtype.FP8: FP8_DTYPE,
+    KvCacheDtype.INT8: torch.int8,
+}
 
 
 class KvShape(NamedTuple):
@@ -34,7 +42,30 @@ class KvShape(NamedTuple):
 
 def block_num_bytes(shape: KvShape, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block over all layers, keys and values together."""
-    return 2 * math.prod(shape) * block_size * dtype.itemsize
+    return math.prod(kv_cache_shape(shape, 1, block_size, dtype)) * dtype.itemsize
+
+
+def kv_cache_shape(shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the dimensions of a tier whose keys and values are held in `dtype`."""
+    vector_size = kv_vector_size(dtype, shape.head_dim)
+    return (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, vector_size)
+
+
+def select_kv_dtype(asked: KvCacheDtype, model_dtype: torch.dtype, has_8_bit_kv: bool) -> torch.dtype:
+    """Return the dtype of the KV cache beside a model that computes in `model_dtype`.
+
+    Raises StartupError(USAGE) for one that the device's attention does not read.
+    """
+    if asked is KvCacheDtype.AUTO:
+        return model_dtype
+    if asked is KvCacheDtype.BF16 and model_dtype is not torch.bfloat16:
+        name = str(model_dtype).removeprefix("torch.")
+        raise StartupError(
+            ExitCode.USAGE, f"--kv-cache-dtype bf16: the model computes in {name}; add --dtype bfloat16, or use int8"
+        )
+    if asked is not KvCacheDtype.BF16 and not has_8_bit_kv:
+        raise StartupError(ExitCode.USAGE, f"--kv-cache-dtype {asked}: this device has no kernels for it; use auto")
+    return KV_DTYPES[asked]
 
 
 def plan_num_blocks(cache: CacheConfig, block_bytes: int, max_model_len: int, budget: MemoryBudget) -> int:
@@ -79,21 +110,19 @@ def plan_num_host_blocks(cache: CacheConfig, block_bytes: int, free_bytes: int, 
     return num_blocks
 
 
-def _shape_of(shape: KvShape, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    return (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-
-
 def allocate_kv_cache(
     shape: KvShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device
 ) -> torch.Tensor:
-    """Return [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], uninitialised.
+    """Return [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], uninitialised; see `kv_cache_shape`.
 
     Raises StartupError(OUT_OF_MEMORY) when it is larger than what is free.
     """
     num_bytes, free_bytes = num_blocks * block_num_bytes(shape, block_size, dtype), device.free_bytes()
     check_fits(KV_CACHE, num_bytes, LOWER_KV_SIZE, free_bytes)
     with explain_out_of_memory(KV_CACHE, num_bytes, LOWER_KV_SIZE, free_bytes):
-        return torch.empty(_shape_of(shape, num_blocks, block_size), dtype=dtype, device=device.torch_device)
+        return torch.empty(
+            kv_cache_shape(shape, num_blocks, block_size, dtype), dtype=dtype, device=device.torch_device
+        )
 
 
 def allocate_host_cache(shape: KvShape, num_blocks: int, kv_cache: torch.Tensor, device: Device) -> torch.Tensor:
@@ -110,7 +139,7 @@ def allocate_host_cache(shape: KvShape, num_blocks: int, kv_cache: torch.Tensor,
         free_bytes = device.free_bytes()
     advice = f"{LOWER_HOST_SIZE}, or {LOWER_KV_SIZE}"
     check_fits(purpose, needed_bytes, advice, free_bytes)
-    sizes = _shape_of(shape, num_blocks, block_size)
+    sizes = kv_cache_shape(shape, num_blocks, block_size, dtype)
     with explain_out_of_memory(purpose, needed_bytes, advice, free_bytes):
         return device.empty_host(sizes, dtype) if num_blocks else torch.empty(sizes, dtype=dtype)
 

@@ -32,7 +32,7 @@ from octavo.protocol.sampling_params import SamplingParams
 from octavo.worker.device import Device, explain_out_of_memory
 from octavo.worker.distributed import TensorParallelGroup
 from octavo.worker.graph import graph_sizes
-from octavo.worker.kv_cache import LOWER_STEP_SIZE, block_num_bytes
+from octavo.worker.kv_cache import LOWER_STEP_SIZE, block_num_bytes, kv_cache_shape
 from octavo.worker.layers.attention import AttentionMetadata
 from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.sampler import Sampler, SamplingBatch, SamplingRows
@@ -109,14 +109,14 @@ def _rows_with_all_options(num_rows: int) -> SamplingRows:
 class _LayerRun:
     """Runs steps through the first layer, over a cache of zeros."""
 
-    def __init__(self, model: LlamaForCausalLM, config: EngineConfig, dtype: torch.dtype, device: Device) -> None:
+    def __init__(self, model: LlamaForCausalLM, config: EngineConfig, kv_dtype: torch.dtype, device: Device) -> None:
         self.model = model
         self.device = device
         block_size = config.cache.block_size
         num_blocks = math.ceil(config.scheduler.max_num_batched_tokens / block_size)
-        shape = (1, 2, num_blocks, block_size, *model.kv_shape[1:])
+        shape = kv_cache_shape(model.kv_shape._replace(num_layers=1), num_blocks, block_size, kv_dtype)
         # Zeroed in place, which takes its memory from the system before anything is measured.
-        self.kv_cache = torch.empty(shape, dtype=dtype, device=device.torch_device).zero_()
+        self.kv_cache = torch.empty(shape, dtype=kv_dtype, device=device.torch_device).zero_()
         self.duration_s = 0.0  # of the last step
 
     def step(self, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
@@ -144,7 +144,7 @@ def _sampling_batch(sampler: Sampler, num_rows: int, device: torch.device) -> Sa
 
 @torch.inference_mode()
 def measure_largest_step(
-    model: LlamaForCausalLM, sampler: Sampler, config: EngineConfig, dtype: torch.dtype, device: Device
+    model: LlamaForCausalLM, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, device: Device
 ) -> LargestStep:
     """Run the largest step and return what it costs; raises StartupError(OUT_OF_MEMORY). All ranks have to call it."""
     positions, metadata = largest_inputs(config)
@@ -156,7 +156,7 @@ def measure_largest_step(
             sampler.sample(logits, _sampling_batch(sampler, max_num_seqs, device.torch_device))
 
     with explain_out_of_memory("the largest step", None, LOWER_STEP_SIZE):
-        layer = _LayerRun(model, config, dtype, device)
+        layer = _LayerRun(model, config, kv_dtype, device)
         num_bytes = device.measure_peak_bytes(run)
     is_short = layer.duration_s / 2 <= MAX_SECOND_RUN_S  # half the context takes half the time, if it is long
     if _rank_0_says(model.group, device.has_graphs or is_short, device):

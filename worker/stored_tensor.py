@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from octavo.kernels.ops.packed_linear import WeightFormat
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 
 class ReadRows(Protocol):
-    """Returns the data, or some rows of the first dimension; those of query and key projections in whole heads.
+    """Returns the data, or some rows of the first dimension, in multiples of `StoredTensor.row_multiple`.
 
     The result may share memory with the file and must not be changed. Nothing is read but what belongs to the rows.
     """
@@ -27,7 +28,10 @@ class StoredTensor(NamedTuple):
         name: its Hugging Face name.
         shape, dtype: what `read()` will return.
         origin: file and name in it, for messages.
-        read: reads it.
+        read: reads it as numbers.
+        blocks: the blocks that the file holds, where kernels know them; None: anything else.
+        read_blocks: reads the same rows as they are in the file, uint8 [n, bytes of a row]; None without `blocks`.
+        row_multiple: rows are read in multiples of so many.
     """
 
     name: str
@@ -35,6 +39,9 @@ class StoredTensor(NamedTuple):
     dtype: torch.dtype
     origin: str
     read: ReadRows
+    blocks: WeightFormat | None = None
+    read_blocks: ReadRows | None = None
+    row_multiple: int = 1
 
 
 def select_rows(data: torch.Tensor, shape: tuple[int, ...], rows: range | None) -> tuple[torch.Tensor, tuple[int, ...]]:

@@ -138,6 +138,7 @@ def make_up_weights(
     device: torch.device,
     group: TensorParallelGroup,
     free_bytes: int | None = None,
+    packs_weights: bool = False,
 ) -> LlamaForCausalLM:
     """In place of `load_model`: weights of the size of trained ones, the same for every dtype where they are few."""
     model = build_model(config, model_config.max_model_len, dtype, device, group)

@@ -54,19 +54,19 @@ def test_weights_are_what_the_library_reads(tmp_path, quantization):
     expected = expected_parameters(tmp_path / "model.gguf", 6, 2)
     for index, layer in enumerate(model.layers):
         fused = {
-            "attn_q attn_k attn_v": layer.qkv_proj,
-            "attn_output": layer.o_proj,
-            "ffn_gate ffn_up": layer.gate_up_proj,
-            "ffn_down": layer.down_proj,
-            "attn_norm": layer.attention_norm,
-            "ffn_norm": layer.mlp_norm,
+            "attn_q attn_k attn_v": layer.qkv_proj.weight.tensor,
+            "attn_output": layer.o_proj.weight.tensor,
+            "ffn_gate ffn_up": layer.gate_up_proj.weight.tensor,
+            "ffn_down": layer.down_proj.weight.tensor,
+            "attn_norm": layer.attention_norm.weight,
+            "ffn_norm": layer.mlp_norm.weight,
         }
-        for parts, owner in fused.items():
+        for parts, weight in fused.items():
             stacked = torch.cat([expected[f"blk.{index}.{part}.weight"] for part in parts.split()])
-            assert torch.equal(owner.weight, stacked), parts
-    assert torch.equal(model.embedding.weight, expected["token_embd.weight"])
+            assert torch.equal(weight, stacked), parts
+    assert torch.equal(model.embedding.weight.tensor, expected["token_embd.weight"])
     assert torch.equal(model.norm.weight, expected["output_norm.weight"])
-    assert torch.equal(model.head.weight, expected["output.weight"])
+    assert torch.equal(model.head.weight.tensor, expected["output.weight"])
 
 
 @pytest.mark.parametrize("options", [{}, {"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}])

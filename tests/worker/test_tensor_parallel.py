@@ -136,12 +136,16 @@ def test_shares_of_quantised_tensors_are_those_of_the_whole(tmp_path, quantizati
     first, second = load_ranks(config, 2)
     for index, layer in enumerate(whole.layers):
         ours = [model.layers[index] for model in (first, second)]
-        parts = layer.qkv_proj.weight.split((96, 32, 32))
+        parts = layer.qkv_proj.weight.tensor.split((96, 32, 32))
         expected = [torch.cat([part.chunk(2)[rank] for part in parts]) for rank in (0, 1)]
-        assert [half.qkv_proj.weight.tolist() for half in ours] == [half.tolist() for half in expected]
-        assert torch.equal(torch.cat([half.o_proj.weight for half in ours], dim=1), layer.o_proj.weight)
-        assert torch.equal(torch.cat([half.down_proj.weight for half in ours], dim=1), layer.down_proj.weight)
-    assert torch.equal(torch.cat((first.embedding.weight, second.embedding.weight)), whole.embedding.weight)
+        assert [half.qkv_proj.weight.tensor.tolist() for half in ours] == [half.tolist() for half in expected]
+        assert torch.equal(torch.cat([half.o_proj.weight.tensor for half in ours], dim=1), layer.o_proj.weight.tensor)
+        assert torch.equal(
+            torch.cat([half.down_proj.weight.tensor for half in ours], dim=1), layer.down_proj.weight.tensor
+        )
+    assert torch.equal(
+        torch.cat((first.embedding.weight.tensor, second.embedding.weight.tensor)), whole.embedding.weight.tensor
+    )
 
 
 def replicated_num_numbers(config, size):

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from octavo.kernels.ops.linear import linear
+from octavo.kernels.ops.packed_linear import Activation
 from octavo.worker.distributed import TensorParallelGroup
-from octavo.worker.layers.weight_slot import WeightSlot, empty_parameter
+from octavo.worker.layers.linear_weight import LinearWeight, WeightFactory, select_columns
+from octavo.worker.layers.weight_slot import WeightSlot, load_into
 
 
 class Rows(NamedTuple):
@@ -29,35 +30,46 @@ class Rows(NamedTuple):
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = x Wᵀ + b, where W stacks this rank's rows of each of `parts`."""
+    """y = x Wᵀ + b, where W stacks this rank's rows of each of `parts`.
+
+    With an activation the first half of the rows are gates: y = activation(gates) · others.
+    """
 
     def __init__(
         self,
         input_size: int,
         parts: Mapping[str, Rows],
         has_bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        make: WeightFactory,
+        activation: Activation | None = None,
     ) -> None:
         """`parts` is keyed by the checkpoint's name of each part, such as `q_proj`."""
         super().__init__()
         self.parts = dict(parts)
+        self.prefix = make.prefix
+        self.input_size = input_size
+        self.activation = activation
         num_rows = sum(len(part.own) for part in self.parts.values())
-        self.weight = empty_parameter(num_rows, input_size, dtype=dtype, device=device)
-        self.bias = empty_parameter(num_rows, dtype=dtype, device=device) if has_bias else None
+        names = [f"{name}.weight" for name in self.parts]
+        self.weight = make.matrix(names, num_rows, range(input_size), is_gated=activation is not None)
+        self.bias = make.vector(num_rows) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, input_size] -> [T, Σ rows of this rank]."""
-        return linear(x, self.weight, self.bias)
+        """[T, input_size] -> [T, Σ rows of this rank], half of that with an activation."""
+        if self.activation is None:
+            return self.weight.multiply(x, self.bias)
+        return self.weight.multiply_gated(x, self.activation, self.bias)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Yield the slots of every part, named `<part>.weight` and `<part>.bias`."""
         first_row = 0
         for name, part in self.parts.items():
-            for kind, parameter in (("weight", self.weight), ("bias", self.bias)):
-                if parameter is not None:
-                    load = partial(_load_rows, parameter, first_row)
-                    yield WeightSlot(f"{name}.{kind}", (part.num_total, *parameter.shape[1:]), load, part.own)
+            full_name, shape = f"{self.prefix}{name}", (part.num_total, self.input_size)
+            load = partial(_load_behind, first_row, self.weight)
+            yield WeightSlot(f"{full_name}.weight", shape, load, part.own, self.weight.blocks)
+            if self.bias is not None:
+                own_bias = self.bias[first_row : first_row + len(part.own)]
+                yield WeightSlot(f"{full_name}.bias", shape[:1], partial(load_into, own_bias), part.own)
             first_row += len(part.own)
 
 
@@ -71,37 +83,36 @@ class RowParallelLinear(nn.Module):
         own_inputs: range,
         output_size: int,
         has_bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        make: WeightFactory,
         group: TensorParallelGroup,
     ) -> None:
         """`name` is the checkpoint's, such as `o_proj`; `input_size` counts the inputs of all ranks."""
         super().__init__()
-        self.name, self.input_size, self.own_inputs = name, input_size, own_inputs
+        self.name = f"{make.prefix}{name}"
+        self.input_size, self.own_inputs, self.output_size = input_size, own_inputs, output_size
         self.group = group
         self.has_bias = has_bias
-        self.weight = empty_parameter(output_size, len(own_inputs), dtype=dtype, device=device)
-        adds_bias = has_bias and group.rank == 0
-        self.bias = empty_parameter(output_size, dtype=dtype, device=device) if adds_bias else None
+        self.weight = make.matrix([f"{name}.weight"], output_size, own_inputs)
+        self.bias = make.vector(output_size) if has_bias and group.rank == 0 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, inputs of this rank] -> [T, output_size], the same on every rank."""
-        return self.group.all_reduce(linear(x, self.weight, self.bias))
+        return self.group.all_reduce(self.weight.multiply(x, self.bias))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Yield `<name>.weight` and `<name>.bias`; ranks without the bias want no row of it."""
-        num_outputs = self.weight.shape[0]
         load = partial(_load_columns, self.weight, self.own_inputs)
-        yield WeightSlot(f"{self.name}.weight", (num_outputs, self.input_size), load)
+        shape = (self.output_size, self.input_size)
+        yield WeightSlot(f"{self.name}.weight", shape, load, blocks=self.weight.blocks)
         if self.bias is not None:
-            yield WeightSlot(f"{self.name}.bias", (num_outputs,), self.bias.copy_)
+            yield WeightSlot(f"{self.name}.bias", shape[:1], partial(load_into, self.bias))
         elif self.has_bias:
-            yield WeightSlot(f"{self.name}.bias", (num_outputs,), lambda no_rows: None, range(0))
+            yield WeightSlot(f"{self.name}.bias", shape[:1], lambda first_row, no_rows: None, range(0))
 
 
-def _load_rows(parameter: torch.Tensor, first_row: int, loaded: torch.Tensor) -> None:
-    parameter[first_row : first_row + loaded.shape[0]].copy_(loaded)
+def _load_behind(num_rows_before: int, weight: LinearWeight, first_row: int, rows: torch.Tensor) -> None:
+    weight.load_rows(num_rows_before + first_row, rows)
 
 
-def _load_columns(parameter: torch.Tensor, columns: range, loaded: torch.Tensor) -> None:
-    parameter.copy_(loaded[:, columns.start : columns.stop])
+def _load_columns(weight: LinearWeight, columns: range, first_row: int, rows: torch.Tensor) -> None:
+    weight.load_rows(first_row, select_columns(rows, columns, weight.blocks))

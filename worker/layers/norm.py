@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
 
 from octavo.kernels.ops.norm import rms_norm
-from octavo.worker.layers.weight_slot import WeightSlot, empty_parameter, whole_parameter
+from octavo.worker.layers.linear_weight import WeightFactory
+from octavo.worker.layers.weight_slot import WeightSlot, load_into
 
 
 class RmsNorm(nn.Module):
     """Scale each row to unit root mean square, then by the weight."""
 
-    def __init__(self, hidden_size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, hidden_size: int, eps: float, make: WeightFactory) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = empty_parameter(hidden_size, dtype=dtype, device=device)
+        self.name = f"{make.prefix}weight"
+        self.weight = make.vector(hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> the same."""
@@ -28,4 +31,4 @@ class RmsNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, residual)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield whole_parameter("weight", self.weight)
+        yield WeightSlot(self.name, tuple(self.weight.shape), partial(load_into, self.weight))

@@ -13,30 +13,24 @@ import torch
 from torch import nn
 
 from octavo.kernels.ops.attention import HeadShape
+from octavo.kernels.ops.packed_linear import Activation
 from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.kv_cache import KvShape
-from octavo.worker.layers.activation import SiluAndMul
 from octavo.worker.layers.attention import AttentionMetadata, PagedAttention
 from octavo.worker.layers.embedding import Embedding, OutputHead
 from octavo.worker.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
+from octavo.worker.layers.linear_weight import WeightFactory
 from octavo.worker.layers.norm import RmsNorm
 from octavo.worker.layers.rotary import rotary_table
 from octavo.worker.layers.shares import HeadShare, rows_of_heads, split_heads, split_size
-from octavo.worker.layers.weight_slot import WeightSlot, with_prefix
+from octavo.worker.layers.weight_slot import WeightSlot
 from octavo.worker.models.config import LlamaConfig
 
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind its norm."""
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        heads: HeadShare,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TensorParallelGroup,
-    ) -> None:
+    def __init__(self, config: LlamaConfig, heads: HeadShare, make: WeightFactory, group: TensorParallelGroup) -> None:
         """`heads` are this rank's."""
         super().__init__()
         num_query_rows, num_kv_rows = (
@@ -48,19 +42,17 @@ class DecoderLayer(nn.Module):
         num_neurons = config.intermediate_size
         neurons = split_size("intermediate_size", num_neurons, group.size)[group.rank]
         gate_up = dict.fromkeys(("gate_proj", "up_proj"), Rows(num_neurons, neurons))
-        hidden_size, eps, place = config.hidden_size, config.rms_norm_eps, (dtype, device)
+        hidden_size, eps = config.hidden_size, config.rms_norm_eps
         attention_bias, mlp_bias = config.attention_bias, config.mlp_bias
+        attn, mlp = make.inside("self_attn"), make.inside("mlp")
 
-        self.attention_norm = RmsNorm(hidden_size, eps, *place)
-        self.qkv_proj = ColumnParallelLinear(hidden_size, qkv, attention_bias, *place)
-        self.attention = PagedAttention(len(heads.query_heads), len(heads.kv_heads), config.head_dim)
-        self.o_proj = RowParallelLinear(
-            "o_proj", num_query_rows, query_rows, hidden_size, attention_bias, *place, group
-        )
-        self.mlp_norm = RmsNorm(hidden_size, eps, *place)
-        self.gate_up_proj = ColumnParallelLinear(hidden_size, gate_up, mlp_bias, *place)
-        self.activation = SiluAndMul()
-        self.down_proj = RowParallelLinear("down_proj", num_neurons, neurons, hidden_size, mlp_bias, *place, group)
+        self.attention_norm = RmsNorm(hidden_size, eps, make.inside("input_layernorm"))
+        self.qkv_proj = ColumnParallelLinear(hidden_size, qkv, attention_bias, attn)
+        self.attention = PagedAttention(len(heads.query_heads), len(heads.kv_heads), config.head_dim, make.device)
+        self.o_proj = RowParallelLinear("o_proj", num_query_rows, query_rows, hidden_size, attention_bias, attn, group)
+        self.mlp_norm = RmsNorm(hidden_size, eps, make.inside("post_attention_layernorm"))
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, gate_up, mlp_bias, mlp, Activation.SILU)
+        self.down_proj = RowParallelLinear("down_proj", num_neurons, neurons, hidden_size, mlp_bias, mlp, group)
 
     def forward(
         self,
@@ -78,15 +70,14 @@ class DecoderLayer(nn.Module):
             normed, residual = self.attention_norm.add_and_norm(hidden, residual)
         attended = self.attention(self.qkv_proj(normed), positions, cos_sin, kv_cache, metadata)
         normed, residual = self.mlp_norm.add_and_norm(self.o_proj(attended), residual)
-        return self.down_proj(self.activation(self.gate_up_proj(normed))), residual
+        return self.down_proj(self.gate_up_proj(normed)), residual
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield from with_prefix("input_layernorm", self.attention_norm.weight_slots())
-        yield from with_prefix("self_attn", self.qkv_proj.weight_slots())
-        yield from with_prefix("self_attn", self.o_proj.weight_slots())
-        yield from with_prefix("post_attention_layernorm", self.mlp_norm.weight_slots())
-        yield from with_prefix("mlp", self.gate_up_proj.weight_slots())
-        yield from with_prefix("mlp", self.down_proj.weight_slots())
+        for part in (
+            *(self.attention_norm, self.qkv_proj, self.o_proj),
+            *(self.mlp_norm, self.gate_up_proj, self.down_proj),
+        ):
+            yield from part.weight_slots()
 
 
 class LlamaForCausalLM(nn.Module):
@@ -96,8 +87,7 @@ class LlamaForCausalLM(nn.Module):
         self,
         config: LlamaConfig,
         num_positions: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        make: WeightFactory,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         """`num_positions` is the longest context that will be served.
@@ -111,12 +101,15 @@ class LlamaForCausalLM(nn.Module):
         self.heads = HeadShape(len(heads.query_heads), len(heads.kv_heads), config.head_dim)
         self.kv_shape = KvShape(config.num_layers, *self.heads[1:])
         sizes = (config.vocab_size, config.hidden_size)
-        self.embedding = Embedding(*sizes, dtype, device, group)
-        self.layers = nn.ModuleList(DecoderLayer(config, heads, dtype, device, group) for _ in range(config.num_layers))
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.embedding = Embedding(*sizes, make.inside("model.embed_tokens"), group)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, heads, make.inside(f"model.layers.{index}"), group)
+            for index in range(config.num_layers)
+        )
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, make.inside("model.norm"))
         tied_weight = self.embedding.weight if config.tie_word_embeddings else None
-        self.head = OutputHead(*sizes, tied_weight, dtype, device, group)
-        self.cos_sin = rotary_table(config.rope, config.head_dim, num_positions, device)
+        self.head = OutputHead(*sizes, tied_weight, make.inside("lm_head"), group)
+        self.cos_sin = rotary_table(config.rope, config.head_dim, num_positions, make.device)
 
     def forward(
         self,
@@ -148,8 +141,5 @@ class LlamaForCausalLM(nn.Module):
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Yield a slot for every tensor that a checkpoint must have, and for no other."""
-        yield from with_prefix("model.embed_tokens", self.embedding.weight_slots())
-        for index, layer in enumerate(self.layers):
-            yield from with_prefix(f"model.layers.{index}", layer.weight_slots())
-        yield from with_prefix("model.norm", self.norm.weight_slots())
-        yield from with_prefix("lm_head", self.head.weight_slots())
+        for part in (self.embedding, *self.layers, self.norm, self.head):
+            yield from part.weight_slots()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
+from octavo.worker.layers.linear_weight import BlockFormatOf, WeightFactory
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.llama import LlamaForCausalLM
 
@@ -20,6 +21,11 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
+    block_format_of: BlockFormatOf | None = None,
 ) -> LlamaForCausalLM:
-    """Return this rank's share of the model with unset weights; on the meta device it takes no memory."""
-    return ARCHITECTURES[config.architecture](config, num_positions, dtype, device, group)
+    """Return this rank's share of the model with unset weights; on the meta device it takes no memory.
+
+    `block_format_of` chooses the formats of packed weights; without it all weights are plain tensors.
+    """
+    make = WeightFactory(dtype, device, block_format_of)
+    return ARCHITECTURES[config.architecture](config, num_positions, make, group)
