@@ -1,0 +1,337 @@
+// Ragged paged attention: queries of prefill and of decode in one command, over the block tables.
+//
+// An item of work is some queries of one request, the query heads of one KV head, and a range of chunks of 128 keys. The
+// chunks begin at the request's start, and each gives weights relative to its own largest score; joining them in their
+// order is the same arithmetic in an item as in a reduction of items. So a query has the same bits alone and in a batch,
+// in one item and in several, and whatever queries share its item.
+
+#include <utility>
+
+#include "attention_amx.h"
+#include "attention_products.h"
+#include "kernel.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+struct AttentionArgs {
+  KvCache cache;
+  const void* query;                 // [tokens, num_query_heads, head_dim]
+  const int32_t* query_start_loc;    // [requests + 1]
+  const int32_t* seq_lens;           // [requests]
+  const int32_t* block_tables;       // [requests, ...]
+  const float* kv_scales;            // [2], for fp8
+  const int32_t* work;               // [num_work, 4]: request, first query, first chunk, reduction or -1; ends with -1
+  const int32_t* reductions;         // [num_reductions, 4]: request, first query, first partial, chunks of an item
+  float* partials;                   // [partials, num_query_heads, padded head_dim + 16]: sums, largest, total
+  void* out;                         // [tokens, num_query_heads, head_dim]
+  int64_t query_stride;              // numbers from a token to the next
+  int64_t block_table_stride;
+  int64_t num_work;
+  int64_t num_reductions;
+  int64_t max_item_queries;
+  int64_t num_query_heads;
+  int64_t window;                    // 0: none
+  int64_t is_bf16;                   // query and out are bfloat16, else fp32
+  float scale;
+  float soft_cap;                    // 0: none
+};
+
+struct Item {
+  int64_t request;
+  int64_t head;         // of the keys
+  int64_t first_token;  // of the step's
+  int64_t num_queries;
+  int64_t position;     // of the first query in its request
+  int64_t first_chunk;
+  int64_t end_chunk;
+  float* partials;      // of the first chunk and query head; null: the result goes out
+};
+
+struct Geometry {
+  int64_t dim;    // head size, rounded up to a multiple of 16
+  int64_t group;  // query heads to a KV head
+  int64_t max_rows;
+  int64_t partial_stride;  // numbers from a query head's partial result to the next
+
+  explicit Geometry(const AttentionArgs& args)
+      : dim((args.cache.head_dim + kLanes - 1) / kLanes * kLanes),
+        group(args.num_query_heads / args.cache.num_kv_heads),
+        max_rows((args.max_item_queries * group + kRows - 1) / kRows * kRows),
+        partial_stride(dim + kLanes) {}
+};
+
+template <class Engine>
+struct Scratch {
+  ChunkScratch<typename Engine::Element> chunk;
+  typename Engine::Number* queries;  // [max_rows, dim]
+  typename Engine::Number* weights;  // [16, kChunkTokens]
+  float* products;                   // [16, kChunkTokens]
+  float* chunk_sums;                 // [16, dim]
+  float* sums;                       // [max_rows, dim]
+  RowStates* states;                 // [max_rows / 16]
+
+  static int64_t num_bytes(const Geometry& geometry) {
+    const int64_t dim = geometry.dim, rows = geometry.max_rows;
+    return ChunkScratch<typename Engine::Element>::num_bytes(dim) + kRows * (kChunkTokens * 8 + dim * 4) +
+           rows * dim * 8 + rows / kRows * static_cast<int64_t>(sizeof(RowStates));
+  }
+
+  Scratch(char* memory, const Geometry& geometry) {
+    const int64_t dim = geometry.dim, rows = geometry.max_rows;
+    const auto take = [&memory](int64_t num_bytes) { return std::exchange(memory, memory + num_bytes); };
+    chunk.dim = dim;
+    chunk.elements = reinterpret_cast<typename Engine::Element*>(
+        take(kChunkTiles * 2 * kTileTokens * dim * sizeof(typename Engine::Element)));
+    chunk.scales = reinterpret_cast<float*>(take(kChunkTiles * 2 * kTileTokens * 4));
+    queries = reinterpret_cast<typename Engine::Number*>(take(rows * dim * 4));
+    weights = reinterpret_cast<typename Engine::Number*>(take(kRows * kChunkTokens * 4));
+    products = reinterpret_cast<float*>(take(kRows * kChunkTokens * 4));
+    chunk_sums = reinterpret_cast<float*>(take(kRows * dim * 4));
+    sums = reinterpret_cast<float*>(take(rows * dim * 4));
+    states = reinterpret_cast<RowStates*>(take(0));
+  }
+};
+
+// Where an item's partial result of one chunk is, for query head `head`.
+float* partial_at(const AttentionArgs& args, const Geometry& geometry, int64_t partial, int64_t head) {
+  return args.partials + (partial * args.num_query_heads + head) * geometry.partial_stride;
+}
+
+// Reads item `index`; false when there are no more.
+bool read_item(const AttentionArgs& args, const Geometry& geometry, int64_t index, Item& item) {
+  const int64_t row = index / args.cache.num_kv_heads;
+  const int32_t* work = args.work + 4 * row;
+  if (row >= args.num_work || work[0] < 0) return false;
+  const int64_t request = work[0], first_query = work[1];
+  const int64_t first_token = args.query_start_loc[request], end_token = args.query_start_loc[request + 1];
+  const int64_t left = end_token - first_token - first_query, position = args.seq_lens[request] - left;
+  item = {request, index % args.cache.num_kv_heads, first_token + first_query,
+          left < args.max_item_queries ? left : args.max_item_queries, position, work[2], 0, nullptr};
+  item.end_chunk = (position + item.num_queries + kChunkTokens - 1) / kChunkTokens;
+  if (work[3] >= 0) {
+    const int32_t* reduction = args.reductions + 4 * work[3];
+    const int64_t end = item.first_chunk + reduction[3];
+    if (end < item.end_chunk) item.end_chunk = end;
+    item.partials = partial_at(args, geometry, reduction[2] + item.first_chunk, item.head * geometry.group);
+  } else if (args.window > 0 && position >= args.window) {
+    const int64_t first_visible = (position - args.window + 1) / kChunkTokens;
+    if (first_visible > item.first_chunk) item.first_chunk = first_visible;
+  }
+  return true;
+}
+
+// The positions that any query of the item sees.
+struct Visible {
+  int64_t begin;
+  int64_t end;
+};
+Visible visible_of(const AttentionArgs& args, const Item& item) {
+  const int64_t begin = args.window > 0 && item.position >= args.window ? item.position - args.window + 1 : 0;
+  return {begin, item.position + item.num_queries};
+}
+
+void prefetch_chunk(const AttentionArgs& args, const Item& item, int64_t index) {
+  if (!is_tiled(args.cache)) return;
+  const Visible visible = visible_of(args, item);
+  const int32_t* block_table = args.block_tables + item.request * args.block_table_stride;
+  const int64_t start = index * kChunkTokens, end = start + kChunkTokens < visible.end ? start + kChunkTokens : visible.end;
+  for (int64_t position = start; position < end; position += kTileTokens) {
+    if (position + kTileTokens > visible.begin) prefetch_tile(args.cache, block_table, position, item.head);
+  }
+}
+
+template <class Engine, class T>
+void load_queries(const AttentionArgs& args, const Geometry& geometry, const Item& item, Scratch<Engine>& scratch) {
+  const int64_t head_dim = args.cache.head_dim;
+  typename Engine::Number* to = scratch.queries;
+  for (int64_t query = 0; query < item.num_queries; query++) {
+    const T* from = static_cast<const T*>(args.query) + (item.first_token + query) * args.query_stride +
+                    item.head * geometry.group * head_dim;
+    for (int64_t head = 0; head < geometry.group; head++, from += head_dim) {
+      for (int64_t i = 0; i < geometry.dim; i += kLanes, to += kLanes) {
+        const int64_t left = head_dim - i;
+        store(to, left >= kLanes ? load(from + i) : load_first(from + i, static_cast<int>(left)));
+      }
+    }
+  }
+}
+
+ScoreRule score_rule(const AttentionArgs& args) {
+  const float key_scale = args.kv_scales == nullptr ? 1.0f : args.kv_scales[kKeys];
+  const float scale = args.scale * key_scale;
+  return {scale * kLog2E, args.soft_cap * kLog2E};
+}
+
+// Attends from rows [row, row + num_rows) of the item to one chunk; gives weights' sums to `states` and `scratch.chunk_sums`.
+template <class Engine>
+bool attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk,
+                  int64_t start, int64_t row, int num_rows, const ScoreRule& rule, Scratch<Engine>& scratch,
+                  RowStates& states) {
+  const int64_t last_position = item.position + (row + num_rows - 1) / geometry.group;
+  if (last_position < start) return false;
+  const int64_t num_visible = last_position + 1 - start;
+  const int num_tiles = num_visible < kChunkTokens ? static_cast<int>((num_visible + kTileTokens - 1) / kTileTokens)
+                                                   : kChunkTiles;
+  const int end_tile = num_tiles < chunk.end_tile ? num_tiles : chunk.end_tile;
+  if (end_tile <= chunk.first_tile) return false;
+  Engine::score(scratch.queries + row * geometry.dim, num_rows, chunk, end_tile, geometry.dim, scratch.products);
+  states.clear();
+  for (int i = 0; i < num_rows; i++) {
+    const int64_t end = item.position + (row + i) / geometry.group + 1 - start;
+    const int64_t begin = args.window > 0 ? end - args.window : 0;
+    const RowSums sums = weigh_row(scratch.products + i * kChunkTokens, scratch.weights + i * kChunkTokens, chunk, end_tile,
+                                   static_cast<int>(begin > 0 ? begin < kChunkTokens ? begin : kChunkTokens : 0),
+                                   static_cast<int>(end < kChunkTokens ? end > 0 ? end : 0 : kChunkTokens), rule);
+    states.largest[i] = sums.largest;
+    states.total[i] = sums.total;
+  }
+  Engine::weigh(scratch.weights, num_rows, chunk, end_tile, geometry.dim, scratch.chunk_sums);
+  return true;
+}
+
+template <class T>
+void store_result(const AttentionArgs& args, const Geometry& geometry, int64_t token, int64_t head, const float* sums,
+                  float total) {
+  const float value_scale = args.kv_scales == nullptr ? 1.0f : args.kv_scales[kValues];
+  const F32 factor = splat(value_scale / total);
+  T* to = static_cast<T*>(args.out) + (token * args.num_query_heads + head) * args.cache.head_dim;
+  for (int64_t i = 0; i < geometry.dim; i += kLanes) {
+    const int64_t left = args.cache.head_dim - i;
+    if (left >= kLanes) {
+      store(to + i, load(sums + i) * factor);
+    } else {
+      store_first(to + i, load(sums + i) * factor, static_cast<int>(left));
+    }
+  }
+}
+
+// Puts one chunk's result of an item with one query where the reduction finds it.
+void store_partials(const AttentionArgs& args, const Geometry& geometry, const Item& item, int64_t chunk, int64_t row,
+                    int num_rows, const RowStates& states, const float* chunk_sums) {
+  float* to = item.partials + (chunk * args.num_query_heads + row) * geometry.partial_stride;
+  for (int i = 0; i < num_rows; i++, to += geometry.partial_stride) {
+    std::memcpy(to, chunk_sums + i * geometry.dim, geometry.dim * sizeof(float));
+    to[geometry.dim] = states.largest[i];
+    to[geometry.dim + 1] = states.total[i];
+  }
+}
+
+template <class Engine, class T>
+void run_item(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Item* next,
+              Scratch<Engine>& scratch) {
+  const int64_t num_rows = item.num_queries * geometry.group;
+  const ScoreRule rule = score_rule(args);
+  const Visible visible = visible_of(args, item);
+  const int32_t* block_table = args.block_tables + item.request * args.block_table_stride;
+  load_queries<Engine, T>(args, geometry, item, scratch);
+  std::memset(scratch.sums, 0, num_rows * geometry.dim * sizeof(float));
+  for (int64_t row = 0; row < num_rows; row += kRows) scratch.states[row / kRows].clear();
+  for (int64_t index = item.first_chunk; index < item.end_chunk; index++) {
+    if (index + 1 < item.end_chunk) {
+      prefetch_chunk(args, item, index + 1);
+    } else if (next != nullptr) {
+      prefetch_chunk(args, *next, next->first_chunk);
+    }
+    Chunk chunk;
+    find_chunk(args.cache, scratch.chunk, block_table, index * kChunkTokens, visible.begin, visible.end, item.head, chunk);
+    for (int64_t row = 0; row < num_rows; row += kRows) {
+      const int rows = static_cast<int>(num_rows - row < kRows ? num_rows - row : kRows);
+      RowStates states;
+      const bool has_any = attend_chunk(args, geometry, item, chunk, index * kChunkTokens, row, rows, rule, scratch, states);
+      if (item.partials != nullptr) {
+        if (!has_any) states.clear();
+        store_partials(args, geometry, item, index - item.first_chunk, row, rows, states, scratch.chunk_sums);
+      } else if (has_any) {
+        join_chunk(scratch.states[row / kRows], scratch.sums + row * geometry.dim, states, scratch.chunk_sums, geometry.dim,
+                   rows, geometry.dim);
+      }
+    }
+  }
+  if (item.partials != nullptr) return;
+  for (int64_t row = 0; row < num_rows; row++) {
+    const int64_t token = item.first_token + row / geometry.group, head = item.head * geometry.group + row % geometry.group;
+    store_result<T>(args, geometry, token, head, scratch.sums + row * geometry.dim, scratch.states[row / kRows].total[row % kRows]);
+  }
+}
+
+// Joins the partial results of one query and KV head.
+template <class Engine, class T>
+void reduce(const AttentionArgs& args, const Geometry& geometry, const int32_t* reduction, int64_t kv_head,
+            Scratch<Engine>& scratch) {
+  const int64_t num_chunks = (args.seq_lens[reduction[0]] + kChunkTokens - 1) / kChunkTokens;
+  const int64_t token = args.query_start_loc[reduction[0]] + reduction[1];
+  for (int64_t row = 0; row < geometry.group; row += kRows) {
+    const int rows = static_cast<int>(geometry.group - row < kRows ? geometry.group - row : kRows);
+    const int64_t head = kv_head * geometry.group + row;
+    RowStates total;
+    total.clear();
+    std::memset(scratch.sums, 0, rows * geometry.dim * sizeof(float));
+    for (int64_t index = 0; index < num_chunks; index++) {
+      const float* from = partial_at(args, geometry, reduction[2] + index, head);
+      RowStates states;
+      states.clear();
+      for (int i = 0; i < rows; i++) {
+        states.largest[i] = from[i * geometry.partial_stride + geometry.dim];
+        states.total[i] = from[i * geometry.partial_stride + geometry.dim + 1];
+      }
+      join_chunk(total, scratch.sums, states, from, geometry.partial_stride, rows, geometry.dim);
+    }
+    for (int i = 0; i < rows; i++) {
+      store_result<T>(args, geometry, token, head + i, scratch.sums + i * geometry.dim, total.total[i]);
+    }
+  }
+}
+
+template <class Engine, class T>
+void attend(const AttentionArgs& args, Work& work) {
+  const Geometry geometry(args);
+  auto* memory = static_cast<char*>(work.scratch(Scratch<Engine>::num_bytes(geometry)));
+  const bool has_reductions = args.num_reductions > 0 && args.reductions[0] >= 0;
+  if (memory != nullptr) {
+    Scratch<Engine> scratch(memory, geometry);
+    Engine::begin();
+    Item item, next;
+    bool has_item = read_item(args, geometry, work.take(), item);
+    while (has_item) {
+      const bool has_next = read_item(args, geometry, work.take(), next);
+      run_item<Engine, T>(args, geometry, item, has_next ? &next : nullptr, scratch);
+      item = next;
+      has_item = has_next;
+    }
+    Engine::end();
+  }
+  if (!has_reductions) return;
+  work.barrier();
+  if (memory == nullptr) return;
+  Scratch<Engine> scratch(memory, geometry);
+  const int64_t num_heads = args.cache.num_kv_heads;
+  for (int64_t i = work.take(); i < args.num_reductions * num_heads; i = work.take()) {
+    const int32_t* reduction = args.reductions + i / num_heads * 4;
+    if (reduction[0] < 0) break;
+    reduce<Engine, T>(args, geometry, reduction, i % num_heads, scratch);
+  }
+}
+
+#if defined(OCTAVO_AMX)
+using BfloatEngine = AmxEngine;
+#elif defined(OCTAVO_AVX512_BF16)
+using BfloatEngine = VectorEngine<BfloatPairs>;
+#else
+using BfloatEngine = VectorEngine<WidenedPairs>;
+#endif
+
+OCTAVO_KERNEL(paged_attention, AttentionArgs) {
+  if (args.is_bf16) {
+    attend<BfloatEngine, bf16>(args, work);
+  } else if (args.cache.kind == kKvFloat32) {
+    attend<VectorEngine<FloatWords>, float>(args, work);
+  } else {
+    attend<VectorEngine<WidenedPairs>, float>(args, work);
+  }
+}
+
+}  // namespace
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

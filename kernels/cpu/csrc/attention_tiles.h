@@ -1,0 +1,179 @@
+// The tiles of keys and values that attention multiplies: in place in the cache, or put together in scratch memory.
+//
+// A tile is 16 tokens of one head, in elements that are bfloat16 pairs or fp32 numbers (see kv_layout.h for the order).
+// Bytes are widened to bfloat16, which holds them exactly. Values of tokens which may not be read, or were never
+// written, become zeros, because zero times what lies there may be NaN; keys may be anything there, since their scores
+// are not used.
+#pragma once
+
+#include "kv_layout.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kChunkTiles = 8;
+constexpr int kChunkTokens = kChunkTiles * kTileTokens;
+
+struct Tile {
+  const char* key;
+  const char* value;
+  const float* key_scales;    // of 16 tokens; null but for int8
+  const float* value_scales;  // the same
+};
+
+struct Chunk {
+  Tile tiles[kChunkTiles];
+  int first_tile;  // of those that are needed
+  int end_tile;
+};
+
+template <class Element>
+constexpr int kWidth = sizeof(Element) == 4 ? 1 : 2;
+
+// Scratch memory of a chunk, for head sizes up to `dim`: keys, values, scales.
+template <class Element>
+struct ChunkScratch {
+  Element* elements;  // [kChunkTiles, 2, 16 * dim]
+  float* scales;      // [kChunkTiles, 2, 16]
+  int64_t dim;        // the head size, rounded up to a multiple of 16
+
+  static int64_t num_bytes(int64_t dim) { return kChunkTiles * 2 * kTileTokens * (dim * sizeof(Element) + 4); }
+  Element* tile(int index, int part) const { return elements + (index * 2 + part) * kTileTokens * dim; }
+  float* scales_of(int index, int part) const { return scales + (index * 2 + part) * kTileTokens; }
+};
+
+OCTAVO_INLINE F32 decode_bytes(const KvCache& cache, const char* from) {
+  return cache.kind == kKvInt8 ? decode_int8(from) : decode_fp8(from);
+}
+
+OCTAVO_INLINE void widen_bytes(const KvCache& cache, const char* from, int64_t count, bf16* to) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const U16 upper = __builtin_convertvector((U32)decode_bytes(cache, from + i) >> 16, U16);  // exact
+    std::memcpy(to + i, &upper, sizeof upper);
+  }
+}
+OCTAVO_INLINE void widen_bytes(const KvCache&, const char*, int64_t, float*) {}  // an fp32 cache has no bytes
+
+// Copies values but for those of tokens outside of [begin, end), which become zeros; `to` may be `from`.
+OCTAVO_INLINE void clear_others(const bf16* from, bf16* to, int64_t dim, int begin, int end) {
+  const auto* words = reinterpret_cast<const uint32_t*>(from);
+  auto* cleared = reinterpret_cast<uint32_t*>(to);
+  for (int pair = 0; pair < kTileTokens / 2; pair++) {
+    const bool has_first = begin <= 2 * pair && 2 * pair < end;
+    const bool has_second = begin <= 2 * pair + 1 && 2 * pair + 1 < end;
+    const uint32_t mask = (has_first ? 0xffffu : 0) | (has_second ? 0xffff0000u : 0);
+    for (int64_t i = pair * dim; i < (pair + 1) * dim; i++) cleared[i] = words[i] & mask;
+  }
+}
+OCTAVO_INLINE void clear_others(const float* from, float* to, int64_t dim, int begin, int end) {
+  for (int token = 0; token < kTileTokens; token++) {
+    const bool is_kept = begin <= token && token < end;
+    for (int64_t i = token * dim; i < (token + 1) * dim; i++) to[i] = is_kept ? from[i] : 0.0f;
+  }
+}
+
+// Points `tile` to the tile of a tiled cache; tokens [begin, end) of it are there.
+template <class Element>
+void find_tile(const KvCache& cache, const ChunkScratch<Element>& scratch, int index, int64_t block_id, int64_t offset,
+               int64_t head, int begin, int end, Tile& tile) {
+  const char* places[2];
+  const bool is_whole = begin == 0 && end == kTileTokens;
+  for (int part = 0; part < 2; part++) {
+    const char* from = tile_at(cache, part, block_id, offset, head);
+    Element* own = scratch.tile(index, part);
+    const bool has_bytes = element_bytes(cache) == 1;
+    if (has_bytes) widen_bytes(cache, from, kTileTokens * scratch.dim, own);
+    const bool is_cleared = part == kValues && !is_whole;
+    if (is_cleared) clear_others(has_bytes ? own : reinterpret_cast<const Element*>(from), own, scratch.dim, begin, end);
+    places[part] = has_bytes || is_cleared ? reinterpret_cast<const char*>(own) : from;
+    if (cache.kind == kKvInt8) {
+      const auto* scales = reinterpret_cast<const float*>(from + kTileTokens * cache.head_dim);
+      (part == kKeys ? tile.key_scales : tile.value_scales) = scales;
+    }
+  }
+  tile.key = places[kKeys];
+  tile.value = places[kValues];
+}
+
+OCTAVO_INLINE void set_element(float value, float* to) { *to = value; }
+OCTAVO_INLINE void set_element(float value, bf16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  to->bits = static_cast<uint16_t>(bits >> 16);  // the value is a bfloat16 number
+}
+
+// One vector of a cache that is not tiled, as fp32 numbers without their scale; returns the scale.
+OCTAVO_INLINE float read_vector(const KvCache& cache, const char* from, float* numbers) {
+  if (cache.kind == kKvFloat32) {
+    std::memcpy(numbers, from, cache.head_dim * sizeof(float));
+  } else if (cache.kind == kKvBfloat16) {
+    for (int64_t dim = 0; dim < cache.head_dim; dim++) numbers[dim] = to_float(reinterpret_cast<const bf16*>(from)[dim]);
+  } else {
+    char bytes[kMaxHeadDim];
+    std::memcpy(bytes, from, cache.head_dim);
+    for (int64_t dim = 0; dim < cache.head_dim; dim += kLanes) store(numbers + dim, decode_bytes(cache, bytes + dim));
+  }
+  float scale = 1.0f;
+  if (cache.kind == kKvInt8) std::memcpy(&scale, from + cache.head_dim, sizeof scale);
+  return scale;
+}
+
+// Puts together the tile of the tokens from `position` on, of a cache that is not tiled; [begin, end) of them are there.
+template <class Element>
+void gather_tile(const KvCache& cache, const ChunkScratch<Element>& scratch, int index, const int32_t* block_table,
+                 int64_t position, int64_t head, int begin, int end, Tile& tile) {
+  for (int part = 0; part < 2; part++) {
+    Element* own = scratch.tile(index, part);
+    float* scales = scratch.scales_of(index, part);
+    std::memset(own, 0, kTileTokens * scratch.dim * sizeof(Element));
+    for (int token = begin; token < end; token++) {
+      const int64_t block_id = block_table[(position + token) / cache.block_size];
+      const int64_t offset = (position + token) % cache.block_size;
+      float numbers[kMaxHeadDim];
+      scales[token] = read_vector(cache, vector_at(cache, part, block_id, offset, head), numbers);
+      for (int64_t dim = 0; dim < cache.head_dim; dim++) {
+        const int64_t place = place_in_tile<kWidth<Element>>(part == kKeys, token, dim, scratch.dim);
+        set_element(numbers[dim], own + place);
+      }
+    }
+  }
+  tile.key = reinterpret_cast<const char*>(scratch.tile(index, kKeys));
+  tile.value = reinterpret_cast<const char*>(scratch.tile(index, kValues));
+  tile.key_scales = cache.kind == kKvInt8 ? scratch.scales_of(index, kKeys) : nullptr;
+  tile.value_scales = cache.kind == kKvInt8 ? scratch.scales_of(index, kValues) : nullptr;
+}
+
+// Finds the tiles of the chunk that begins at token `start`, of which the tokens in [first, end) are there to be read.
+template <class Element>
+void find_chunk(const KvCache& cache, const ChunkScratch<Element>& scratch, const int32_t* block_table, int64_t start,
+                int64_t first, int64_t end, int64_t head, Chunk& chunk) {
+  const int64_t from = first > start ? first - start : 0, to = end - start < kChunkTokens ? end - start : kChunkTokens;
+  chunk.first_tile = static_cast<int>(from / kTileTokens);
+  chunk.end_tile = static_cast<int>((to + kTileTokens - 1) / kTileTokens);
+  for (int index = chunk.first_tile; index < chunk.end_tile; index++) {
+    const int begin = static_cast<int>(from - index * kTileTokens), last = static_cast<int>(to - index * kTileTokens);
+    const int clipped_begin = begin > 0 ? begin : 0, clipped_end = last < kTileTokens ? last : kTileTokens;
+    const int64_t position = start + index * kTileTokens;
+    Tile& tile = chunk.tiles[index];
+    tile.key_scales = tile.value_scales = nullptr;
+    if (is_tiled(cache)) {
+      const int64_t block_id = block_table[position / cache.block_size], offset = position % cache.block_size;
+      find_tile(cache, scratch, index, block_id, offset, head, clipped_begin, clipped_end, tile);
+    } else {
+      gather_tile(cache, scratch, index, block_table, position, head, clipped_begin, clipped_end, tile);
+    }
+  }
+}
+
+// Asks for tile `index` of the chunk at `start`, of a tiled cache.
+OCTAVO_INLINE void prefetch_tile(const KvCache& cache, const int32_t* block_table, int64_t position, int64_t head) {
+  const int64_t block_id = block_table[position / cache.block_size], offset = position % cache.block_size;
+  const int64_t tile_bytes = kTileTokens * vector_bytes(cache);
+  for (int part = 0; part < 2; part++) {
+    const char* tile = tile_at(cache, part, block_id, offset, head);
+    for (int64_t i = 0; i < tile_bytes; i += 64) __builtin_prefetch(tile + i, 0, 2);
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
