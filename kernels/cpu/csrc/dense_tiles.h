@@ -1,8 +1,11 @@
 // Dense products of bfloat16 with AMX: 32 rows and a panel of 32 columns at a time.
 //
 // Two tiles of rows and two of columns make four tiles of sums, which is the most that eight tiles allow without loading
-// one twice. The rows of a tile do not know of each other, so one row goes the way of 32, with tiles of one row. The sums
-// of a panel are finished while the next one is multiplied, because the tile unit and the vector units work side by side.
+// one twice. The rows of a tile do not know of each other, so one row goes the way of 32, with tiles of one row. The tile
+// unit takes a load of 64 bytes in each cycle, of which the second-level cache can give half: so a part of a panel that
+// fills most of the first-level cache stays there while blocks of rows pass, which are loaded with the hint that they are
+// used once (a third faster than without). Sums wait in memory for the next part, as fp32, so that parts do not change
+// them. They are finished while the next block is multiplied: the tile unit and the vector units work side by side.
 #pragma once
 
 #if defined(OCTAVO_AMX)
@@ -35,7 +38,7 @@ class Tiles {
       config.rows[tile] = rows[tile];
       config.bytes_per_row[tile] = 64;
     }
-    _tile_loadconfig(&config);
+    asm volatile("ldtilecfg %0" : : "m"(config));  // the compiler's own tells it of the first 8 bytes only
   }
 
  private:
@@ -57,82 +60,136 @@ struct PendingSums {
 OCTAVO_INLINE void finish_rows(const LinearOutput& output, PendingSums& pending, int count) {
   const int end = pending.next + count < pending.num_rows ? pending.next + count : pending.num_rows;
   for (; pending.next < end; pending.next++) {
-    const float* from = pending.sums + pending.next * kPanelColumns;
-    finish_row(output, pending.first_row + pending.next, pending.panel, load(from), load(from + kLanes));
+    const float* from = pending.sums + (pending.next / kTileRows * kTileRows + pending.next) * kLanes;
+    const F32 first = load(from), second = load(from + kTileRows * kLanes);
+    finish_row(output, pending.first_row + pending.next, pending.panel, first, second);
   }
 }
 
-// One block of rows times one panel, into sums [32][32].
-template <bool kHasLower, bool kIsFirstUse>
-OCTAVO_INLINE void multiply_tiles(const LinearOutput& output, const bf16* x, int64_t stride, const char* panel,
-                                  int64_t num_padded, float* sums, PendingSums& pending) {
-  const int64_t num_steps = num_padded / kInputsPerTile, stride_bytes = stride * sizeof(bf16);
-  const int rows_per_step = static_cast<int>(divide_up(pending.num_rows, num_steps));
-  const bf16* lower = x + kTileRows * stride;
+// A part of a product: one block of rows times some steps of one panel.
+struct TilePart {
+  const bf16* x;
+  const char* weights;
+  int64_t num_steps;
+  const float* partial;  // sums of the steps before, [4][16][16]; null: there are none
+  float* sums;           // [4][16][16]
+  const char* ahead;     // what is to be in the cache soon; for one block, the panel itself
+  int64_t ahead_bytes;   // for each step
+};
+
+constexpr int kTileSums = kTileRows * kLanes;
+
+// kIsAlone: no other rows use these weights, which are read from memory now.
+template <bool kHasLower, bool kIsAlone>
+OCTAVO_INLINE void multiply_part(const LinearOutput& output, const TilePart& part, int64_t stride, PendingSums& pending) {
   constexpr int kWeightStride = kPanelColumns * 4, kStepBytes = kInputsPerTile * kPanelColumns * 2;
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (kHasLower) {
+  const int64_t stride_bytes = stride * sizeof(bf16);
+  const int rows_per_step = static_cast<int>(divide_up(pending.num_rows, part.num_steps));
+  const bf16 *x = part.x, *lower = x + kTileRows * stride;
+  const char *weights = part.weights, *ahead = part.ahead;
+  asm volatile("" : : : "memory");  // a load of a tile does not tell the compiler what it reads
+  if (part.partial == nullptr) {
+    _tile_zero(0);
+    _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
+  } else {
+    _tile_loadd(0, part.partial, 64);
+    _tile_loadd(1, part.partial + kTileSums, 64);
+    _tile_loadd(2, part.partial + 2 * kTileSums, 64);
+    _tile_loadd(3, part.partial + 3 * kTileSums, 64);
   }
-  for (int64_t k = 0; k < num_padded; k += kInputsPerTile, panel += kStepBytes) {
-    if constexpr (kIsFirstUse) prefetch(panel, kStepBytes);
-    _tile_loadd(4, x + k, stride_bytes);
-    _tile_loadd(6, panel, kWeightStride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, panel + 64, kWeightStride);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kHasLower) {
-      _tile_loadd(5, lower + k, stride_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+  for (int64_t step = 0; step < part.num_steps; step++) {
+    if constexpr (kIsAlone) {
+      for (int i = 0; i < kStepBytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
+      ahead += kStepBytes;
+      _tile_loadd(4, x, stride_bytes);
+      if constexpr (kHasLower) _tile_loadd(5, lower, stride_bytes);
+    } else {
+      for (int64_t i = 0; i < part.ahead_bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+      ahead += part.ahead_bytes;
+      _tile_stream_loadd(4, x, stride_bytes);
+      if constexpr (kHasLower) _tile_stream_loadd(5, lower, stride_bytes);
     }
+    _tile_loadd(6, weights, kWeightStride);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kHasLower) _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(7, weights + 64, kWeightStride);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kHasLower) _tile_dpbf16ps(3, 5, 7);
+    x += kInputsPerTile;
+    lower += kInputsPerTile;
+    weights += kStepBytes;
     finish_rows(output, pending, rows_per_step);
   }
-  constexpr int kSumStride = kPanelColumns * sizeof(float);
-  _tile_stored(0, sums, kSumStride);
-  _tile_stored(1, sums + kLanes, kSumStride);
+  _tile_stored(0, part.sums, 64);
+  _tile_stored(1, part.sums + kTileSums, 64);
   if constexpr (kHasLower) {
-    _tile_stored(2, sums + kTileRows * kPanelColumns, kSumStride);
-    _tile_stored(3, sums + kTileRows * kPanelColumns + kLanes, kSumStride);
+    _tile_stored(2, part.sums + 2 * kTileSums, 64);
+    _tile_stored(3, part.sums + 3 * kTileSums, 64);
   }
 }
 
-// Rows of x filled up to whole tiles: where they are, or a copy in scratch; null after a failure.
-static const bf16* rows_for_tiles(const DenseLinearArgs& args, Work& work, int64_t first_row, int num_rows) {
+// Rows of x filled up to whole tiles: where they are, or in `copy`.
+static const bf16* rows_for_tiles(const DenseLinearArgs& args, const Item& item, bf16* copy) {
   const int64_t num_inputs = args.weight.num_inputs, num_padded = padded_inputs(args.weight);
-  const bf16* x = static_cast<const bf16*>(args.x) + first_row * num_inputs;
+  const bf16* x = static_cast<const bf16*>(args.x) + item.first_row * num_inputs;
   if (num_padded == num_inputs) return x;
-  bf16* copy = static_cast<bf16*>(work.scratch(num_rows * num_padded * sizeof(bf16)));
-  for (int row = 0; row < num_rows && copy != nullptr; row++) {
+  for (int64_t row = 0; row < item.end_row - item.first_row; row++) {
     copy_row(copy + row * num_padded, x + row * num_inputs, num_inputs, num_padded);
   }
   return copy;
 }
 
+// Steps whose weights fill most of the first-level cache: 36 KiB.
+constexpr int64_t kStepsPerPart = 18;
+
 static void compute_with_tiles(const DenseLinearArgs& args, Work& work, const Item& item, Tiles& tiles) {
-  alignas(64) float sums[2][kBlockRows * kPanelColumns];
+  constexpr int kStepBytes = kInputsPerTile * kPanelColumns * 2, kBlockSums = 4 * kTileSums;
+  alignas(64) float sums[2][kBlockSums];
+  const int64_t num_padded = padded_inputs(args.weight), num_steps = num_padded / kInputsPerTile;
+  const int64_t num_rows = item.end_row - item.first_row, num_blocks = divide_up(num_rows, kBlockRows);
+  const int64_t num_parts = num_blocks == 1 ? 1 : divide_up(num_steps, kStepsPerPart);
+  const int64_t steps_per_part = divide_up(num_steps, num_parts);
+  const int64_t partial_bytes = num_parts == 1 ? 0 : num_blocks * kBlockSums * sizeof(float);
+  const int64_t copy_bytes = num_padded == args.weight.num_inputs ? 0 : num_rows * num_padded * sizeof(bf16);
+  char* scratch = static_cast<char*>(work.scratch(partial_bytes + copy_bytes + 64));
+  if (scratch == nullptr) return;
+  float* partial = reinterpret_cast<float*>(scratch);
+  const bf16* x = rows_for_tiles(args, item, reinterpret_cast<bf16*>(scratch + partial_bytes));
+  const int64_t ahead_bytes = divide_up(kStepBytes, 64 * num_blocks) * 64;
   PendingSums pending;
   int turn = 0;
-  const int64_t num_padded = padded_inputs(args.weight);
-  for (int64_t first_row = item.first_row; first_row < item.end_row; first_row += kBlockRows) {
-    const int64_t num_left = item.end_row - first_row;
-    const int num_rows = static_cast<int>(num_left < kBlockRows ? num_left : kBlockRows);
-    const bf16* x = rows_for_tiles(args, work, first_row, num_rows);
-    if (x == nullptr) return;
-    tiles.shape(num_rows);
-    const bool is_first_use = first_row == item.first_row;
-    for (int64_t panel = item.first_panel; panel < item.end_panel; panel++, turn ^= 1) {
-      const char* weights = panel_of(args.weight, panel);
-      if (num_rows <= kTileRows) {
-        multiply_tiles<false, true>(args.output, x, num_padded, weights, num_padded, sums[turn], pending);
-      } else if (is_first_use) {
-        multiply_tiles<true, true>(args.output, x, num_padded, weights, num_padded, sums[turn], pending);
-      } else {
-        multiply_tiles<true, false>(args.output, x, num_padded, weights, num_padded, sums[turn], pending);
+  for (int64_t panel = item.first_panel; panel < item.end_panel; panel++) {
+    for (int64_t step = 0; step < num_steps; step += steps_per_part) {
+      const char* weights = panel_of(args.weight, panel) + step * kStepBytes;
+      const int64_t num_part_steps = num_steps - step < steps_per_part ? num_steps - step : steps_per_part;
+      const bool is_last = step + num_part_steps == num_steps;
+      for (int64_t block = 0; block < num_blocks; block++) {
+        const int64_t first_row = block * kBlockRows, num_left = num_rows - first_row;
+        const int num_block_rows = static_cast<int>(num_left < kBlockRows ? num_left : kBlockRows);
+        float* waiting = partial + block * kBlockSums;
+        const TilePart part{x + first_row * num_padded + step * kInputsPerTile,
+                            weights,
+                            num_part_steps,
+                            step == 0 ? nullptr : waiting,
+                            is_last ? sums[turn] : waiting,
+                            num_blocks == 1 ? weights + kPrefetchBytes
+                                            : weights + num_part_steps * (kStepBytes + block * ahead_bytes),
+                            ahead_bytes};
+        tiles.shape(num_block_rows);
+        if (num_blocks > 1) {
+          num_block_rows > kTileRows ? multiply_part<true, false>(args.output, part, num_padded, pending)
+                                     : multiply_part<false, false>(args.output, part, num_padded, pending);
+        } else {
+          num_block_rows > kTileRows ? multiply_part<true, true>(args.output, part, num_padded, pending)
+                                     : multiply_part<false, true>(args.output, part, num_padded, pending);
+        }
+        if (is_last) {
+          pending = {sums[turn], item.first_row + first_row, panel, num_block_rows, 0};
+          turn ^= 1;
+        }
       }
-      pending = {sums[turn], first_row, panel, num_rows, 0};
     }
   }
   finish_rows(args.output, pending, pending.num_rows);
