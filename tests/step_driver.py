@@ -35,11 +35,12 @@ def poisoned_runner(
     num_host_blocks: int = 0,
     check_swapped_blocks: bool = False,
     device: Device = CPU_DEVICE,
+    dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
     """A runner whose KV memory is full of NaN: what was never written must never count."""
     sizes = model.kv_shape
     device_cache, host_cache = (
-        torch.full((sizes.num_layers, 2, number, block_size, sizes.num_kv_heads, sizes.head_dim), torch.nan)
+        torch.full((sizes.num_layers, 2, number, block_size, sizes.num_kv_heads, sizes.head_dim), torch.nan).to(dtype)
         for number in (num_blocks, num_host_blocks)
     )
     copier = BlockCopier(device_cache, host_cache, check_swapped_blocks)

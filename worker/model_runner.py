@@ -100,8 +100,10 @@ class ModelRunner:
     def record_steps(self) -> str:
         """Record the forward pass of every step that fits the limits; return what to say about it."""
         num_requests, max_blocks = self.states.block_tables.shape[0], self.states.block_tables.shape[1]
+        num_tokens = max(self.max_num_batched_tokens, num_requests)
         plan = self.plan_capacity(self.states.num_requests)
-        sizes = StepSizes(max(self.max_num_batched_tokens, num_requests), num_requests, max_blocks, plan)
+        plan = plan._replace(num_work=plan.num_work + num_tokens)  # a row of work has at least one token
+        sizes = StepSizes(num_tokens, num_requests, max_blocks, plan)
         forward = partial(self.forward, has_unknown_tokens=False)
         self.graphs, detail = record_steps(forward, sizes, self.last_token_ids)
         return detail

@@ -31,6 +31,7 @@ from octavo.worker.kv_cache import (
     describe_kv_cache,
     plan_num_blocks,
     plan_num_host_blocks,
+    select_kv_dtype,
 )
 from octavo.worker.largest_step import LargestStep, measure_largest_step
 from octavo.worker.model_runner import ModelRunner
@@ -39,6 +40,7 @@ from octavo.worker.models.llama import LlamaForCausalLM
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
 from octavo.worker.step_loop import StepLoop
+from octavo.worker.weight_formats import describe_formats
 from octavo.worker.weight_loader import load_model, weights_num_bytes
 
 logger = logging.getLogger(__name__)
@@ -47,11 +49,12 @@ LOWER_GRAPHS = "lower --gpu-memory-utilization, or use --enforce-eager"
 
 
 class Place(NamedTuple):
-    """Where this worker computes, and with whom."""
+    """Where this worker computes, and with whom; `kv_dtype` is that of the KV cache."""
 
     device: Device
     group: TensorParallelGroup
     dtype: torch.dtype
+    kv_dtype: torch.dtype
 
 
 def _check_vocab_size(config: EngineConfig, model_config: LlamaConfig) -> None:
@@ -89,11 +92,18 @@ def _load_weights(
     """Return this rank's model, and what to say about it."""
     device = place.device
     model = load_model(
-        config.model, model_config, place.dtype, device.torch_device, place.group, free_bytes=device.free_bytes()
+        config.model,
+        model_config,
+        place.dtype,
+        device.torch_device,
+        place.group,
+        free_bytes=device.free_bytes(),
+        packs_weights=device.packs_weights,
     )
     name = str(place.dtype).removeprefix("torch.")
     size = f"{weights_num_bytes(model) / MIB:.0f} MiB"
-    return model, ", ".join([config.model.weights_format, name, size, *([reason] if reason else [])])
+    parts = (config.model.weights_format, name, size, describe_formats(model), reason)
+    return model, ", ".join(part for part in parts if part)
 
 
 def _prepare_memory(
@@ -106,13 +116,13 @@ def _prepare_memory(
     """
     cache, device = config.cache, place.device
     free_bytes = device.free_bytes()
-    step = measure_largest_step(model, sampler, config, place.dtype, device)
-    block_bytes = block_num_bytes(model.kv_shape, cache.block_size, place.dtype)
+    step = measure_largest_step(model, sampler, config, place.kv_dtype, device)
+    block_bytes = block_num_bytes(model.kv_shape, cache.block_size, place.kv_dtype)
     num_host_blocks, left_bytes = _plan_host_tier(config, block_bytes, free_bytes, step.num_bytes, device)
     budget = device.kv_budget(cache, left_bytes, step.num_bytes + step.graph_bytes)
     num_blocks = plan_num_blocks(cache, block_bytes, config.model.max_model_len, budget)
     num_blocks = smallest_of_ranks(place.group, num_blocks, device.torch_device)
-    kv_cache = allocate_kv_cache(model.kv_shape, num_blocks, cache.block_size, place.dtype, device)
+    kv_cache = allocate_kv_cache(model.kv_shape, num_blocks, cache.block_size, place.kv_dtype, device)
     host_cache = allocate_host_cache(model.kv_shape, num_host_blocks, kv_cache, device)
     graphs = f", graphs about {step.graph_bytes / MIB:.0f} MiB" if step.graph_bytes else ""
     detail = (
@@ -162,7 +172,8 @@ def build_runner(
     logger.info("%s", device.describe())
     _log_kernels(device.select_kernels(config.parallel.deterministic))
     dtype, reason = device.select_dtype(config.model.dtype, model_config.dtype)
-    place = Place(device, make_group(config, rank, device.torch_device), dtype)
+    kv_dtype = select_kv_dtype(config.cache.kv_cache_dtype, dtype, device.uses_host_memory)
+    place = Place(device, make_group(config, rank, device.torch_device), dtype, kv_dtype)
     _agree_on_dtype(place)
     model, detail = _load_weights(config, model_config, place, reason)
     reporter.progress("weights", detail)
