@@ -16,6 +16,13 @@ def address(tensor: torch.Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
+def typed_address(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
+    """Return the address of a tensor that the kernel reads as `dtype`; raises TypeError for another one."""
+    if tensor is not None and tensor.dtype != dtype:
+        raise TypeError(f"a tensor of {tensor.dtype} where {dtype} is meant")
+    return address(tensor)
+
+
 def element_kind(dtype: torch.dtype) -> int:
     """Return how kernels know the dtype: 0 fp32, 1 bf16; raises ValueError for another one."""
     kind = _ELEMENT_KINDS.get(dtype)

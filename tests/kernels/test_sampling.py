@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_checks import distance_to_step, kept_tokens
 
 from octavo.kernels.ops import sampling
 from octavo.kernels.ops.sampling import INVALID_TOKEN_ID, sample_tokens
@@ -35,28 +36,6 @@ def draw(
         full(min_p, torch.float32),
         torch.as_tensor(uniforms, dtype=torch.float64),
     ).tolist()
-
-
-def kept_tokens(row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Return float64 probabilities of one row after the filters, from a full sort."""
-    weights = torch.exp((row.double() - row.double().max()) / temperature)
-    weights[weights < min_p] = 0
-    order = sorted(range(len(row)), key=lambda token: (-weights[token].item(), token))
-    if top_k:
-        weights[order[top_k:]] = 0
-    total, so_far = weights.sum().item(), 0.0
-    for token in order:
-        if so_far >= top_p * total and top_p < 1:
-            weights[token] = 0
-        so_far += weights[token].item()
-    return weights / weights.sum()
-
-
-def distance_to_step(probabilities: torch.Tensor, token: int, uniform: float) -> float:
-    """How far `uniform` is outside the interval of `token`: 0 when the draw is right."""
-    ends = probabilities.cumsum(0)
-    start = ends[token] - probabilities[token]
-    return max(0.0, (start - uniform).item(), (uniform - ends[token]).item())
 
 
 @settings(max_examples=150, deadline=None)

@@ -201,6 +201,36 @@ OCTAVO_INLINE F32 min(F32 a, F32 b) {
 #endif
 }
 
+// 0 where value < limit, else the value; neither is NaN.
+OCTAVO_INLINE F32 zero_below(F32 value, F32 limit) {
+#if defined(OCTAVO_AVX512)
+  const __mmask16 is_kept = _mm512_cmp_ps_mask((__m512)value, (__m512)limit, _CMP_GE_OQ);
+  return (F32)_mm512_maskz_mov_ps(is_kept, (__m512)value);
+#elif defined(OCTAVO_AVX2)
+  const __m256 low = (__m256)low_half(value), high = (__m256)high_half(value);
+  const __m256 is_low_kept = _mm256_cmp_ps(low, (__m256)low_half(limit), _CMP_GE_OQ);
+  const __m256 is_high_kept = _mm256_cmp_ps(high, (__m256)high_half(limit), _CMP_GE_OQ);
+  return join((F32x8)_mm256_and_ps(low, is_low_kept), (F32x8)_mm256_and_ps(high, is_high_kept));
+#else
+  return select(value < limit, splat(0.0f), value);
+#endif
+}
+
+// Bit i says whether lanes i are equal.
+OCTAVO_INLINE uint32_t equal_lanes(F32 a, F32 b) {
+#if defined(OCTAVO_AVX512)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ);
+#elif defined(OCTAVO_AVX2)
+  const __m256 low = _mm256_cmp_ps((__m256)low_half(a), (__m256)low_half(b), _CMP_EQ_OQ);
+  const __m256 high = _mm256_cmp_ps((__m256)high_half(a), (__m256)high_half(b), _CMP_EQ_OQ);
+  return static_cast<uint32_t>(_mm256_movemask_ps(low)) | static_cast<uint32_t>(_mm256_movemask_ps(high)) << 8;
+#else
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; i++) lanes |= static_cast<uint32_t>(a[i] == b[i]) << i;
+  return lanes;
+#endif
+}
+
 // Sum and maximum of the lanes, always in the same order: halves onto each other.
 OCTAVO_INLINE float reduce_add(F32 value) {
   const F32x8 eight = low_half(value) + high_half(value);

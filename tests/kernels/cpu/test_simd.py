@@ -6,7 +6,6 @@ import ctypes
 import runpy
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,6 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
-Function = Callable[[np.ndarray], np.ndarray]
-
 
 @pytest.fixture(scope="module")
 def flags() -> dict[str, list[str]]:
@@ -29,7 +26,8 @@ def flags() -> dict[str, list[str]]:
         patch.setattr("setuptools.setup", lambda **_: None)
         patch.chdir(REPOSITORY)
         build = runpy.run_path("setup.py")
-    return {isa: [*build["FLAGS"], *own, f"-DOCTAVO_ISA={isa}"] for isa, own in build["VARIANTS"].items()}
+    shared = [*build["FLAGS"], "-fvisibility=default", f"-I{REPOSITORY / 'kernels/cpu/csrc'}"]
+    return {isa: [*shared, *own, f"-DOCTAVO_ISA={isa}"] for isa, own in build["VARIANTS"].items()}
 
 
 @pytest.fixture(scope="module")
