@@ -164,7 +164,8 @@ void keep(Scratch& scratch, const Cut& cut) {
     const Candidate candidate = scratch.candidates[i];
     const bool is_equal = candidate.value == cut.value;
     scratch.candidates[num] = candidate;
-    num += candidate.value > cut.value || (is_equal && num_equal < cut.num_equal);
+    // Without branches: which candidates stay cannot be foreseen.
+    num += int{candidate.value > cut.value} | (int{is_equal} & int{num_equal < cut.num_equal});
     num_equal += is_equal;
   }
   scratch.num_candidates = num;
