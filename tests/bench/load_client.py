@@ -17,12 +17,16 @@ import msgspec
 from workloads import Request
 
 MAX_LINE_BYTES = 2**20
-LengthControl = Literal["ignore_eos", "min_tokens", "none"]
+LengthControl = Literal["ignore_eos", "min_tokens", "no_end_token", "none"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server and how to ask it."""
+    """A server and how to ask it.
+
+    `length_control` says how lengths are forced: by a field of the request, by a model that has no end token, or not at
+    all. `ends_with_done` False is for servers whose streams are whole with usage and finish reason, without [DONE].
+    """
 
     url: str
     model: str
@@ -31,6 +35,7 @@ class Target:
     is_chat: bool = False
     length_control: LengthControl = "ignore_eos"
     timeout_s: float = 600.0
+    ends_with_done: bool = True
 
 
 @dataclass
@@ -105,6 +110,7 @@ def body_of(target: Target, request: Request) -> dict[str, Any]:
     lengths: dict[LengthControl, dict[str, Any]] = {
         "ignore_eos": {"ignore_eos": True},
         "min_tokens": {"min_tokens": request.num_output_tokens},
+        "no_end_token": {},
         "none": {},
     }
     return {
@@ -127,7 +133,7 @@ async def complete(session: aiohttp.ClientSession, target: Target, request: Requ
         async with session.post(target.url + path, json=body_of(target, request)) as response:
             if response.status != 200:
                 raise BadAnswerError(f"HTTP {response.status}: {(await response.text())[:300]}")
-            await _read_stream(response.content, outcome, started_s)
+            await _read_stream(response.content, outcome, started_s, target.ends_with_done)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, BadAnswerError) as problem:
         outcome.error = f"{type(problem).__name__}: {problem}"
     outcome.end_to_end_s = time.perf_counter() - started_s
@@ -136,7 +142,7 @@ async def complete(session: aiohttp.ClientSession, target: Target, request: Requ
     return outcome
 
 
-async def _read_stream(lines: aiohttp.StreamReader, outcome: Outcome, started_s: float) -> None:
+async def _read_stream(lines: aiohttp.StreamReader, outcome: Outcome, started_s: float, ends_with_done: bool) -> None:
     previous_s, usage, pieces = started_s, None, []
     async for line in lines:
         if not line.startswith(b"data:"):
@@ -156,7 +162,8 @@ async def _read_stream(lines: aiohttp.StreamReader, outcome: Outcome, started_s:
                 outcome.chunk_gaps_s.append(now_s - previous_s)
             previous_s = now_s
     else:
-        raise BadAnswerError("the stream ended without [DONE]")
+        if ends_with_done:
+            raise BadAnswerError("the stream ended without [DONE]")
     if usage is None or outcome.finish_reason is None:
         raise BadAnswerError("the stream has no usage or no finish_reason")
     outcome.text = "".join(pieces)
