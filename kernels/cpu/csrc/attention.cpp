@@ -67,14 +67,14 @@ struct Scratch {
   ChunkScratch<typename Engine::Element> chunk;
   typename Engine::Number* queries;  // [max_rows, dim]
   typename Engine::Number* weights;  // [16, kChunkTokens]
-  float* products;                   // [16, kChunkTokens]
+  float* products;                   // [2, 16, kChunkTokens]
   float* chunk_sums;                 // [16, dim]
   float* sums;                       // [max_rows, dim]
   RowStates* states;                 // [max_rows / 16]
 
   static int64_t num_bytes(const Geometry& geometry) {
     const int64_t dim = geometry.dim, rows = geometry.max_rows;
-    return ChunkScratch<typename Engine::Element>::num_bytes(dim) + kRows * (kChunkTokens * 8 + dim * 4) +
+    return ChunkScratch<typename Engine::Element>::num_bytes(dim) + kRows * (kChunkTokens * 12 + dim * 4) +
            rows * dim * 8 + rows / kRows * static_cast<int64_t>(sizeof(RowStates));
   }
 
@@ -87,7 +87,7 @@ struct Scratch {
     chunk.scales = reinterpret_cast<float*>(take(kChunkTiles * 2 * kTileTokens * 4));
     queries = reinterpret_cast<typename Engine::Number*>(take(rows * dim * 4));
     weights = reinterpret_cast<typename Engine::Number*>(take(kRows * kChunkTokens * 4));
-    products = reinterpret_cast<float*>(take(kRows * kChunkTokens * 4));
+    products = reinterpret_cast<float*>(take(2 * kRows * kChunkTokens * 4));
     chunk_sums = reinterpret_cast<float*>(take(kRows * dim * 4));
     sums = reinterpret_cast<float*>(take(rows * dim * 4));
     states = reinterpret_cast<RowStates*>(take(0));
@@ -143,7 +143,7 @@ void prefetch_chunk(const AttentionArgs& args, const Item& item, int64_t index) 
 }
 
 template <class Engine, class T>
-void load_queries(const AttentionArgs& args, const Geometry& geometry, const Item& item, Scratch<Engine>& scratch) {
+void load_queries(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Scratch<Engine>& scratch) {
   const int64_t head_dim = args.cache.head_dim;
   typename Engine::Number* to = scratch.queries;
   for (int64_t query = 0; query < item.num_queries; query++) {
@@ -164,31 +164,38 @@ ScoreRule score_rule(const AttentionArgs& args) {
   return {scale * kLog2E, args.soft_cap * kLog2E};
 }
 
-// Attends from rows [row, row + num_rows) of the item to one chunk; gives weights' sums to `states` and `scratch.chunk_sums`.
+// Up to 16 rows of an item, and the tiles of a chunk through which any of them sees.
+struct Rows {
+  int64_t first;
+  int count;
+  int end_tile;  // the first one behind what they see
+};
+
+Rows rows_at(const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t start, int64_t first) {
+  const int64_t left = item.num_queries * geometry.group - first;
+  const int count = static_cast<int>(left < kRows ? left : kRows);
+  const int64_t num_keys = item.position + (first + count - 1) / geometry.group + 1 - start;
+  const int64_t num_tiles = num_keys > 0 ? (num_keys + kTileTokens - 1) / kTileTokens : 0;
+  return {first, count, static_cast<int>(num_tiles < chunk.end_tile ? num_tiles : chunk.end_tile)};
+}
+
+// Turns the products of rows with the chunk at `start` into its result for them: `states` and sums of values.
 template <class Engine>
-bool attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk,
-                  int64_t start, int64_t row, int num_rows, const ScoreRule& rule, Scratch<Engine>& scratch,
-                  RowStates& states) {
-  const int64_t last_position = item.position + (row + num_rows - 1) / geometry.group;
-  if (last_position < start) return false;
-  const int64_t num_visible = last_position + 1 - start;
-  const int num_tiles = num_visible < kChunkTokens ? static_cast<int>((num_visible + kTileTokens - 1) / kTileTokens)
-                                                   : kChunkTiles;
-  const int end_tile = num_tiles < chunk.end_tile ? num_tiles : chunk.end_tile;
-  if (end_tile <= chunk.first_tile) return false;
-  Engine::score(scratch.queries + row * geometry.dim, num_rows, chunk, end_tile, geometry.dim, scratch.products);
+void weigh_chunk(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t start,
+                 const Rows& rows, float* products, const ScoreRule& rule, const Scratch<Engine>& scratch,
+                 RowStates& states) {
   states.clear();
-  for (int i = 0; i < num_rows; i++) {
-    const int64_t end = item.position + (row + i) / geometry.group + 1 - start;
+  for (int i = 0; i < rows.count; i++) {
+    const int64_t end = item.position + (rows.first + i) / geometry.group + 1 - start;
     const int64_t begin = args.window > 0 ? end - args.window : 0;
-    const RowSums sums = weigh_row(scratch.products + i * kChunkTokens, scratch.weights + i * kChunkTokens, chunk, end_tile,
-                                   static_cast<int>(begin > 0 ? begin < kChunkTokens ? begin : kChunkTokens : 0),
-                                   static_cast<int>(end < kChunkTokens ? end > 0 ? end : 0 : kChunkTokens), rule);
+    const RowKeys keys = {static_cast<int>(begin < 0 ? 0 : begin < kChunkTokens ? begin : kChunkTokens),
+                          static_cast<int>(end < 0 ? 0 : end < kChunkTokens ? end : kChunkTokens)};
+    const RowSums sums = weigh_row(products + i * kChunkTokens, scratch.weights + i * kChunkTokens, chunk, rows.end_tile,
+                                   keys, rule);
     states.largest[i] = sums.largest;
     states.total[i] = sums.total;
   }
-  Engine::weigh(scratch.weights, num_rows, chunk, end_tile, geometry.dim, scratch.chunk_sums);
-  return true;
+  Engine::weigh(scratch.weights, rows.count, chunk, rows.end_tile, geometry.dim, scratch.chunk_sums);
 }
 
 template <class T>
@@ -218,9 +225,46 @@ void store_partials(const AttentionArgs& args, const Geometry& geometry, const I
   }
 }
 
+// Attends from all rows of the item to one chunk, and joins or puts by what it gives.
+template <class Engine>
+void attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t index,
+                  const ScoreRule& rule, const Scratch<Engine>& scratch) {
+  const int64_t start = index * kChunkTokens, num_rows = item.num_queries * geometry.group;
+  const auto score = [&](const Rows& rows, float* products) {
+    const auto* queries = scratch.queries + rows.first * geometry.dim;
+    if (rows.end_tile > chunk.first_tile) {
+      Engine::score(queries, rows.count, chunk, rows.end_tile, geometry.dim, products);
+    }
+  };
+  Rows rows = rows_at(geometry, item, chunk, start, 0);
+  score(rows, scratch.products);
+  for (int turn = 0; rows.first < num_rows; turn ^= 1) {
+    Rows next = rows;
+    next.first += kRows;
+    if (next.first < num_rows) {
+      next = rows_at(geometry, item, chunk, start, next.first);
+      score(next, scratch.products + (turn ^ 1) * kRows * kChunkTokens);  // while this turn's weights are computed
+    }
+    RowStates states;
+    if (rows.end_tile > chunk.first_tile) {
+      float* products = scratch.products + turn * kRows * kChunkTokens;
+      weigh_chunk(args, geometry, item, chunk, start, rows, products, rule, scratch, states);
+    } else {
+      states.clear();
+    }
+    if (item.partials != nullptr) {
+      store_partials(args, geometry, item, index - item.first_chunk, rows.first, rows.count, states, scratch.chunk_sums);
+    } else {
+      join_chunk(scratch.states[rows.first / kRows], scratch.sums + rows.first * geometry.dim, states, scratch.chunk_sums,
+                 geometry.dim, rows.count, geometry.dim);
+    }
+    rows = next;
+  }
+}
+
 template <class Engine, class T>
 void run_item(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Item* next,
-              Scratch<Engine>& scratch) {
+              const Scratch<Engine>& scratch) {
   const int64_t num_rows = item.num_queries * geometry.group;
   const ScoreRule rule = score_rule(args);
   const Visible visible = visible_of(args, item);
@@ -236,23 +280,14 @@ void run_item(const AttentionArgs& args, const Geometry& geometry, const Item& i
     }
     Chunk chunk;
     find_chunk(args.cache, scratch.chunk, block_table, index * kChunkTokens, visible.begin, visible.end, item.head, chunk);
-    for (int64_t row = 0; row < num_rows; row += kRows) {
-      const int rows = static_cast<int>(num_rows - row < kRows ? num_rows - row : kRows);
-      RowStates states;
-      const bool has_any = attend_chunk(args, geometry, item, chunk, index * kChunkTokens, row, rows, rule, scratch, states);
-      if (item.partials != nullptr) {
-        if (!has_any) states.clear();
-        store_partials(args, geometry, item, index - item.first_chunk, row, rows, states, scratch.chunk_sums);
-      } else if (has_any) {
-        join_chunk(scratch.states[row / kRows], scratch.sums + row * geometry.dim, states, scratch.chunk_sums, geometry.dim,
-                   rows, geometry.dim);
-      }
-    }
+    attend_chunk(args, geometry, item, chunk, index, rule, scratch);
   }
   if (item.partials != nullptr) return;
   for (int64_t row = 0; row < num_rows; row++) {
-    const int64_t token = item.first_token + row / geometry.group, head = item.head * geometry.group + row % geometry.group;
-    store_result<T>(args, geometry, token, head, scratch.sums + row * geometry.dim, scratch.states[row / kRows].total[row % kRows]);
+    const int64_t token = item.first_token + row / geometry.group;
+    const int64_t head = item.head * geometry.group + row % geometry.group;
+    const float total = scratch.states[row / kRows].total[row % kRows];
+    store_result<T>(args, geometry, token, head, scratch.sums + row * geometry.dim, total);
   }
 }
 

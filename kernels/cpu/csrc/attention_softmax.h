@@ -10,30 +10,33 @@ namespace OCTAVO_ISA {
 constexpr float kLog2E = 1.44269504f;
 constexpr int kRows = 16;  // rows (one query of one head each) that are computed together
 
-// 2 to the power of each lane, for lanes up to 0 or a little above; within 2 ulp, 0 below -126. NaN stays NaN.
+// 2 to the power of each lane, for lanes up to 0 or a little above; 2^-125 below that, because numbers that are no normal
+// ones take the processor a hundred times as long. NaN stays NaN. Within 2 ulp, or within 2^-17 of itself, which is
+// enough for a number that is going to be a bfloat16.
+template <bool kIsRough = false>
 OCTAVO_INLINE F32 exp2(F32 x) {
-  const F32 low = splat(-252.0f);
-  const F32 clamped = select(low > x, low, x);
+  const F32 clamped = max(splat(-125.0f), x);  // in this order NaN stays
 #if defined(OCTAVO_AVX512)
   const F32 n = (F32)_mm512_roundscale_ps((__m512)clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
   const F32 n = (clamped + splat(12582912.0f)) - splat(12582912.0f);
 #endif
   const F32 r = clamped - n;
-  F32 p = splat(1.535336188e-4f);
-  p = fma(p, r, splat(1.339887440e-3f));
-  p = fma(p, r, splat(9.618437357e-3f));
-  p = fma(p, r, splat(5.550332471e-2f));
-  p = fma(p, r, splat(2.402264791e-1f));
-  p = fma(p, r, splat(6.931472028e-1f));
-  p = fma(p, r, splat(1.0f));
-#if defined(OCTAVO_AVX512)
-  return (F32)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-  // Two factors, because below -126 one is no normal number.
-  const I32 exponent = __builtin_convertvector(n, I32), half = exponent >> 1;
-  return p * (F32)((half + 127) << 23) * (F32)((exponent - half + 127) << 23);
-#endif
+  F32 p;
+  if constexpr (kIsRough) {
+    p = fma(splat(9.570101434e-3f), r, splat(5.591786028e-2f));
+    p = fma(p, r, splat(2.402474484e-1f));
+    p = fma(p, r, splat(6.931218147e-1f));
+    p = fma(p, r, splat(9.999992614e-1f));
+  } else {
+    p = fma(splat(1.535336188e-4f), r, splat(1.339887440e-3f));
+    p = fma(p, r, splat(9.618437357e-3f));
+    p = fma(p, r, splat(5.550332471e-2f));
+    p = fma(p, r, splat(2.402264791e-1f));
+    p = fma(p, r, splat(6.931472028e-1f));
+    p = fma(p, r, splat(1.0f));
+  }
+  return scale_by_power(p, n);
 }
 
 // How a product of query and key becomes a score, in units of log 2.
@@ -49,9 +52,10 @@ OCTAVO_INLINE F32 score_of(F32 product, const float* key_scales, const ScoreRule
   return score;
 }
 
-OCTAVO_INLINE I32 lanes_within(int begin, int end) {
+// The value in lanes [begin, end), `other` in the rest.
+OCTAVO_INLINE F32 only_lanes(F32 value, int begin, int end, F32 other) {
   const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return (lane >= begin) & (lane < end);
+  return select((lane >= begin) & (lane < end), value, other);
 }
 
 struct RowSums {
@@ -59,39 +63,58 @@ struct RowSums {
   float total;    // of the weights
 };
 
-// Turns one row's products with a chunk's keys into weights; only keys in [begin, end) of the chunk are visible.
-// Products and weights are [kChunkTokens]; those of tiles outside of [first_tile, end_tile) are not touched.
-template <class Number>
-RowSums weigh_row(float* products, Number* weights, const Chunk& chunk, int end_tile, int begin, int end,
-                  const ScoreRule& rule) {
+// The keys of a chunk that a row sees.
+struct RowKeys {
+  int begin;
+  int end;
+};
+
+// Turns one row's products with a chunk's keys into weights. Products and weights are [kChunkTokens]; those of tiles
+// outside of [first_tile, end_tile) are not touched. kIsPlain: no soft cap, no scales.
+template <bool kIsPlain, class Number>
+OCTAVO_INLINE RowSums weigh_tiles(float* products, Number* weights, const Chunk& chunk, int first_tile, int end_tile,
+                                  RowKeys keys, const ScoreRule& rule, bool is_whole) {
   const F32 nothing = splat(-INFINITY);
   F32 largest = nothing;
-  for (int i = chunk.first_tile; i < end_tile; i++) {
-    const int from = begin - i * kTileTokens, to = end - i * kTileTokens;
-    F32 score = nothing;
-    if (to > 0 && from < kTileTokens) {
-      score = score_of(load(products + i * kTileTokens), chunk.tiles[i].key_scales, rule);
-      if (from > 0 || to < kTileTokens) score = select(lanes_within(from, to), score, nothing);
-    }
+#pragma GCC unroll 8
+  for (int i = first_tile; i < end_tile; i++) {
+    F32 score = load(products + i * kTileTokens);
+    if constexpr (!kIsPlain) score = score_of(score, chunk.tiles[i].key_scales, rule);
+    if (!is_whole) score = only_lanes(score, keys.begin - i * kTileTokens, keys.end - i * kTileTokens, nothing);
+    if (!kIsPlain || !is_whole) store(products + i * kTileTokens, score);
     largest = max(score, largest);
-    store(products + i * kTileTokens, score);
   }
-  const float row_largest = reduce_max(largest);
+  // A plain score is its product times the scale, which the exponent takes in one step with the difference.
+  const float factor = kIsPlain ? rule.scale : 1.0f, row_largest = reduce_max(largest) * factor;
+  if (row_largest == -INFINITY) {
+    for (int i = first_tile; i < end_tile; i++) store(weights + i * kTileTokens, F32{});
+    return {row_largest, 0.0f};
+  }
   F32 total{};
-  for (int i = chunk.first_tile; i < end_tile; i++) {
-    const int from = begin - i * kTileTokens, to = end - i * kTileTokens;
-    F32 weight{};
-    if (to > 0 && from < kTileTokens) {
-      weight = exp2(load(products + i * kTileTokens) - splat(row_largest));
-      const bool is_whole = from <= 0 && to >= kTileTokens;
-      if (!is_whole) weight = select(lanes_within(from, to), weight, F32{});
-      total += weight;
+#pragma GCC unroll 8
+  for (int i = first_tile; i < end_tile; i++) {
+    F32 weight = exp2<sizeof(Number) == 2>(fma(load(products + i * kTileTokens), splat(factor), splat(-row_largest)));
+    const int begin = keys.begin - i * kTileTokens, end = keys.end - i * kTileTokens;
+    if (!is_whole) weight = only_lanes(weight, begin, end, F32{});
+    total += weight;
+    if constexpr (!kIsPlain) {
       const float* scales = chunk.tiles[i].value_scales;
-      if (scales != nullptr) weight *= is_whole ? load(scales) : select(lanes_within(from, to), load(scales), F32{});
+      if (scales != nullptr) weight = only_lanes(weight * load(scales), begin, end, F32{});
     }
     store(weights + i * kTileTokens, weight);
   }
   return {row_largest, reduce_add(total)};
+}
+
+template <class Number>
+OCTAVO_INLINE RowSums weigh_row(float* products, Number* weights, const Chunk& chunk, int end_tile, RowKeys keys,
+                                const ScoreRule& rule) {
+  const bool is_plain = rule.soft_cap == 0 && chunk.tiles[chunk.first_tile].key_scales == nullptr;
+  if (!is_plain) return weigh_tiles<false>(products, weights, chunk, chunk.first_tile, end_tile, keys, rule, false);
+  if (keys.begin == 0 && keys.end == kChunkTokens) {
+    return weigh_tiles<true>(products, weights, chunk, 0, kChunkTiles, keys, rule, true);
+  }
+  return weigh_tiles<true>(products, weights, chunk, chunk.first_tile, end_tile, keys, rule, false);
 }
 
 // What the chunks so far gave to up to 16 rows.
