@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -53,14 +54,16 @@ def stored_weights(model: transformers.LlamaForCausalLM) -> dict[str, np.ndarray
     return weights
 
 
-def write(path: Path, weights: dict[str, np.ndarray], quantization: str) -> Path:
-    """Write `weights`; matrices as `quantization`, everything else as F32."""
-    quantization_type = gguf.GGMLQuantizationType[quantization]
+def write(path: Path, weights: dict[str, np.ndarray], quantization: str | Callable[[str], str]) -> Path:
+    """Write `weights`; matrices as `quantization` (or what it says for the name), everything else as F32."""
+    quantization_of = (lambda name: quantization) if isinstance(quantization, str) else quantization
     writer = gguf.GGUFWriter(path, "llama")
     for name, values in weights.items():
-        if values.ndim == 1 or quantization == "F32":
+        wanted = quantization_of(name)
+        quantization_type = gguf.GGMLQuantizationType[wanted]
+        if values.ndim == 1 or wanted == "F32":
             writer.add_tensor(name, values.astype(np.float32))
-        elif quantization == "F16":
+        elif wanted == "F16":
             writer.add_tensor(name, values.astype(np.float16))
         else:
             writer.add_tensor(name, gguf.quants.quantize(values, quantization_type), raw_dtype=quantization_type)
