@@ -13,7 +13,7 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int kGroupInputs = 32;
-constexpr int kBlockRows = 8;  // rows of activations that lie together and are multiplied together
+constexpr int kBlockRows = 16;  // rows of activations that lie together
 
 struct Q8_0 {
   static constexpr bool kHasMinimum = false;
@@ -78,11 +78,11 @@ OCTAVO_INLINE const char* panel_codes(const char* group, int half) {
   return group + kHeads<Format> * kPanelColumns * sizeof(uint16_t) + half * kHalfCodeBytes<Format>;
 }
 
-// A group of inputs of 8 rows, rounded to whole numbers from -127 to 127.
+// A group of inputs of 16 rows, rounded to whole numbers from -127 to 127.
 struct RowGroup {
   int8_t codes[kBlockRows][kGroupInputs];
   float scales[kBlockRows];
-  float sums[kBlockRows];       // of the codes, times the scale
+  float sums[kBlockRows];          // of the codes, times the scale
   int32_t whole_sums[kBlockRows];  // of the codes
 };
 

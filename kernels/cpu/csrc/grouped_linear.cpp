@@ -18,7 +18,7 @@ struct GroupedLinearArgs {
   const void* x;  // [rows, num_inputs]
   int64_t x_is_bf16;
   GroupedWeight weight;
-  RowGroup* rounded;  // [rows / 8, rounded up][num_inputs / 32]; scratch
+  RowGroup* rounded;  // [rows / 16, rounded up][num_inputs / 32]; scratch
   LinearOutput output;
 };
 
@@ -48,26 +48,28 @@ const RowGroup* round_rows(const GroupedLinearArgs& args, Work& work) {
 }
 
 template <class Format, int kRows>
-void compute_block(const GroupedLinearArgs& args, const RowGroup* x, int64_t first_row, int64_t panel) {
+void compute_block(const GroupedLinearArgs& args, const RowGroup* x, int64_t row, int64_t panel) {
   const int64_t num_groups = args.weight.num_inputs / kGroupInputs;
   const char* codes = grouped_panel<Format>(args.weight, panel);
-  const BlockSums<kRows> sums = multiply_block<Format, kRows>(x, codes, num_groups);
-  for (int row = 0; row < kRows; row++) {
-    finish_row(args.output, first_row + row, panel, sums.of[row][0], sums.of[row][1]);
-  }
+  const RowGroup* block = x + row / kBlockRows * num_groups;
+  F32 sums[kRows][2];
+  multiply_rows<Format, kRows>(block, static_cast<int>(row % kBlockRows), codes, num_groups, sums);
+  for (int i = 0; i < kRows; i++) finish_row(args.output, row + i, panel, sums[i][0], sums[i][1]);
 }
 
+constexpr int kMostRows = 8;  // whose sums find room in registers
+
 template <class Format>
-void compute_rows(const GroupedLinearArgs& args, const RowGroup* x, int64_t first_row, int64_t num_rows, int64_t panel) {
+void compute_rows(const GroupedLinearArgs& args, const RowGroup* x, int64_t row, int64_t num_rows, int64_t panel) {
   switch (num_rows) {
-    case 1: return compute_block<Format, 1>(args, x, first_row, panel);
-    case 2: return compute_block<Format, 2>(args, x, first_row, panel);
-    case 3: return compute_block<Format, 3>(args, x, first_row, panel);
-    case 4: return compute_block<Format, 4>(args, x, first_row, panel);
-    case 5: return compute_block<Format, 5>(args, x, first_row, panel);
-    case 6: return compute_block<Format, 6>(args, x, first_row, panel);
-    case 7: return compute_block<Format, 7>(args, x, first_row, panel);
-    default: return compute_block<Format, 8>(args, x, first_row, panel);
+    case 1: return compute_block<Format, 1>(args, x, row, panel);
+    case 2: return compute_block<Format, 2>(args, x, row, panel);
+    case 3: return compute_block<Format, 3>(args, x, row, panel);
+    case 4: return compute_block<Format, 4>(args, x, row, panel);
+    case 5: return compute_block<Format, 5>(args, x, row, panel);
+    case 6: return compute_block<Format, 6>(args, x, row, panel);
+    case 7: return compute_block<Format, 7>(args, x, row, panel);
+    default: return compute_block<Format, kMostRows>(args, x, row, panel);
   }
 }
 
@@ -77,11 +79,9 @@ struct GroupedItem {
 
 template <class Format>
 void compute_item(const GroupedLinearArgs& args, const RowGroup* x, const GroupedItem& item) {
-  const int64_t num_groups = args.weight.num_inputs / kGroupInputs;
   for (int64_t panel = item.first_panel; panel < item.end_panel; panel++) {
-    for (int64_t row = item.first_row; row < item.end_row; row += kBlockRows) {
-      const int64_t num_left = item.end_row - row;
-      compute_rows<Format>(args, x + row / kBlockRows * num_groups, row, num_left, panel);
+    for (int64_t row = item.first_row; row < item.end_row; row += kMostRows) {
+      compute_rows<Format>(args, x, row, item.end_row - row, panel);
     }
   }
 }

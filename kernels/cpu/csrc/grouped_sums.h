@@ -9,9 +9,16 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-template <int kRows>
-struct BlockSums {
-  F32 of[kRows][2];  // columns 0 to 15 and 16 to 31
+// A group of inputs of `kRows` neighbouring rows of a block.
+struct RowsOfGroup {
+  RowsOfGroup(const RowGroup& group, int first)
+      : codes(group.codes + first), scales(group.scales + first), sums(group.sums + first),
+        whole_sums(group.whole_sums + first) {}
+
+  const int8_t (*codes)[kGroupInputs];
+  const float* scales;
+  const float* sums;
+  const int32_t* whole_sums;
 };
 
 #if defined(OCTAVO_AVX512)
@@ -23,7 +30,7 @@ OCTAVO_INLINE void add_products(__m512i& sum, __m512i codes, const int8_t* input
 
 // Sums of a group for 16 columns: of (code - zero code) · input.
 template <class Format, int kRows>
-OCTAVO_INLINE void whole_sums(const RowGroup& x, const char* codes, F32 (&result)[kRows]) {
+OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 (&result)[kRows]) {
   __m512i sums[kRows];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; row++) sums[row] = _mm512_set1_epi32(-Format::kZeroCode * x.whole_sums[row]);
@@ -58,7 +65,7 @@ OCTAVO_INLINE __m256i broadcast_inputs(const int8_t* inputs) {
 // Sums of pairs of 8-bit products, which do not saturate: 4-bit codes are small, and of codes with a sign the magnitude
 // is multiplied, 128 · 127 · 2 at most.
 template <class Format, int kRows>
-OCTAVO_INLINE void whole_sums_of_eight(const RowGroup& x, const char* codes, __m256i (&sums)[kRows]) {
+OCTAVO_INLINE void whole_sums_of_eight(const RowsOfGroup& x, const char* codes, __m256i (&sums)[kRows]) {
   const __m256i ones = _mm256_set1_epi16(1), low_mask = _mm256_set1_epi8(15), flip = _mm256_set1_epi8(-128);
   for (int row = 0; row < kRows; row++) sums[row] = _mm256_setzero_si256();
   for (int word = 0; word < Format::kWords; word++) {
@@ -88,7 +95,7 @@ OCTAVO_INLINE void whole_sums_of_eight(const RowGroup& x, const char* codes, __m
 }
 
 template <class Format, int kRows>
-OCTAVO_INLINE void whole_sums(const RowGroup& x, const char* codes, F32 (&result)[kRows]) {
+OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 (&result)[kRows]) {
   __m256i sums[2][kRows];
   for (int half = 0; half < 2; half++) whole_sums_of_eight<Format, kRows>(x, codes + half * 32, sums[half]);
   for (int row = 0; row < kRows; row++) {
@@ -100,7 +107,7 @@ OCTAVO_INLINE void whole_sums(const RowGroup& x, const char* codes, F32 (&result
 
 // In fp32, which holds these whole numbers (below 2^20) and has a quick multiplication everywhere.
 template <class Format, int kRows>
-OCTAVO_INLINE void whole_sums(const RowGroup& x, const char* codes, F32 (&result)[kRows]) {
+OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 (&result)[kRows]) {
   for (int row = 0; row < kRows; row++) result[row] = splat(static_cast<float>(-Format::kZeroCode * x.whole_sums[row]));
   constexpr int kCodeBits = Format::kWords == 8 ? 8 : 4;
   for (int word = 0; word < Format::kWords; word++) {
@@ -118,11 +125,11 @@ OCTAVO_INLINE void whole_sums(const RowGroup& x, const char* codes, F32 (&result
 
 // Adds a group to the sums of 16 columns.
 template <class Format, int kRows>
-OCTAVO_INLINE void add_group(const RowGroup& x, const F32 (&whole)[kRows], F32 scales, F32 minimums, int half,
-                             BlockSums<kRows>& sums) {
+OCTAVO_INLINE void add_group(const RowsOfGroup& x, const F32 (&whole)[kRows], F32 scales, F32 minimums, int half,
+                             F32 (&sums)[kRows][2]) {
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; row++) {
-    F32& sum = sums.of[row][half];
+    F32& sum = sums[row][half];
     sum = fma(whole[row] * scales, splat(x.scales[row]), sum);
     if constexpr (Format::kHasMinimum) sum = fma(minimums, splat(x.sums[row]), sum);
   }
@@ -130,24 +137,30 @@ OCTAVO_INLINE void add_group(const RowGroup& x, const F32 (&whole)[kRows], F32 s
 
 constexpr int kPanelPrefetchBytes = 4096;
 
-// The sums of `kRows` rows of a block for the columns of a panel.
+// The sums of `kRows` rows of a block, from `first` on, for columns 0 to 15 and 16 to 31 of a panel.
 template <class Format, int kRows>
-OCTAVO_INLINE BlockSums<kRows> multiply_block(const RowGroup* x, const char* panel, int64_t num_groups) {
-  BlockSums<kRows> sums{};
+OCTAVO_INLINE void multiply_rows(const RowGroup* x, int first, const char* panel, int64_t num_groups,
+                                 F32 (&to)[kRows][2]) {
+  F32 sums[kRows][2] = {};
   for (int64_t group = 0; group < num_groups; group++, panel += kPanelGroupBytes<Format>) {
     if constexpr (kRows <= 4) {
       for (int i = 0; i < kPanelGroupBytes<Format>; i += 64) __builtin_prefetch(panel + kPanelPrefetchBytes + i, 0, 3);
     }
+    const RowsOfGroup rows(x[group], first);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       F32 whole[kRows];
-      whole_sums<Format, kRows>(x[group], panel_codes<Format>(panel, half), whole);
+      find_whole_sums<Format, kRows>(rows, panel_codes<Format>(panel, half), whole);
       const F32 scales = load_halves(panel_head(panel, 0) + half * kLanes);
       const F32 minimums = Format::kHasMinimum ? load_halves(panel_head(panel, 1) + half * kLanes) : F32{};
-      add_group<Format, kRows>(x[group], whole, scales, minimums, half, sums);
+      add_group<Format, kRows>(rows, whole, scales, minimums, half, sums);
     }
   }
-  return sums;
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; row++) {
+    to[row][0] = sums[row][0];
+    to[row][1] = sums[row][1];
+  }
 }
 
 }  // namespace OCTAVO_ISA

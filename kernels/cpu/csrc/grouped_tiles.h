@@ -1,9 +1,10 @@
-// Products of many rows with AMX: the tile unit finds a group's whole numbers for 8 rows and 32 columns while the vector
-// units add those of the group before.
+// Products of many rows with AMX: the tile unit finds whole numbers of 16 rows and 16 columns, group by group, and then
+// the vector units add them.
 //
-// A panel's codes are spread to bytes with a sign once and then serve all rows. A block is 8 rows, not 16, because then
-// its 16 vectors of sums stay in registers from the first group to the last. What bounds it is the addition: 3 vector
-// operations for 16 sums of a group (4 with minimums).
+// A panel's codes are spread to bytes with a sign once and then serve all rows. The two units take turns, many groups at
+// a time, because the vector unit multiplies at half its speed while tile instructions are under way: a group's tile
+// takes 9 ns to find and store, and 8 to add (3 vector operations for 16 sums, 4 with minimums); taking turns in every
+// group costs 26. Rejected: tiles of 8 rows, which take as long to store as those of 16.
 #pragma once
 
 #if defined(OCTAVO_AMX)
@@ -14,19 +15,19 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int64_t kLeastRowsForTiles = 5;
+constexpr int64_t kLeastRowsForTiles = 25;  // fewer take less time without
 constexpr int kTileRowBytes = 64;
-constexpr int kTileCodeBytes = 8 * kTileRowBytes;  // 32 inputs of 16 columns
+constexpr int kTileCodeRows = kGroupInputs / 4, kTileCodeBytes = kTileCodeRows * kTileRowBytes;  // 32 inputs of 16 columns
 
 // The tile registers of this thread, which no other code must find in use.
 class GroupedTiles {
  public:
-  // Sums in tiles 0 and 1, rows of x in 2, columns of the weight in 3 and 4.
+  // Sums in tiles 0 and 1, rows of x in 2 and 4, columns of the weight in 3 and 5.
   GroupedTiles() {
     struct {  // Intel's manual, volume 1, 18.2
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes_per_row[16] = {64, 64, kGroupInputs, 64, 64};
-      uint8_t rows[16] = {kBlockRows, kBlockRows, kBlockRows, 8, 8};
+      uint16_t bytes_per_row[16] = {64, 64, kGroupInputs, 64, kGroupInputs, 64};
+      uint8_t rows[16] = {kBlockRows, kBlockRows, kBlockRows, kTileCodeRows, kBlockRows, kTileCodeRows};
     } config;
     _tile_loadconfig(&config);
   }
@@ -64,56 +65,66 @@ OCTAVO_INLINE void spread_group(const char* group, SpreadGroup& to) {
 }
 
 struct TileSums {
-  int32_t of[2][kBlockRows][kLanes];
+  int32_t of[kBlockRows][kLanes];
 };
 
-// The whole numbers of a group. The processor renames tiles, so groups do not wait for each other.
-OCTAVO_INLINE void multiply_tiles(const RowGroup& x, const SpreadGroup& weights, TileSums& to) {
-  _tile_loadd(2, x.codes, kGroupInputs);
-  _tile_loadd(3, weights.codes[0], kTileRowBytes);
-  _tile_zero(0);
-  _tile_dpbssd(0, 2, 3);
-  _tile_loadd(4, weights.codes[1], kTileRowBytes);
-  _tile_zero(1);
-  _tile_dpbssd(1, 2, 4);
-  _tile_stored(0, to.of[0], kTileRowBytes);
-  _tile_stored(1, to.of[1], kTileRowBytes);
-}
+// Groups for which whole numbers are found before they are added; these stay in the first-level cache.
+constexpr int kGroupsPerTurn = 24;
 
-template <class Format>
-OCTAVO_INLINE void add_tiles(const RowGroup& x, const SpreadGroup& weights, const TileSums& from,
-                             BlockSums<kBlockRows>& sums) {
-  const F32 scales[2] = {load(weights.scales), load(weights.scales + kLanes)};
-  F32 minimums[2] = {};
-  if constexpr (Format::kHasMinimum) {
-    minimums[0] = load(weights.minimums);
-    minimums[1] = load(weights.minimums + kLanes);
-  }
-#pragma GCC unroll 8
-  for (int row = 0; row < kBlockRows; row++) {
-    const F32 scale = splat(x.scales[row]), sum = splat(x.sums[row]);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-      const F32 whole = (F32)_mm512_cvtepi32_ps(_mm512_load_si512(from.of[half][row]));
-      F32& total = sums.of[row][half];
-      total = fma(whole * scales[half], scale, total);
-      if constexpr (Format::kHasMinimum) total = fma(minimums[half], sum, total);
+// The whole numbers of groups. A tile is stored while the next one is multiplied.
+OCTAVO_INLINE void find_tiles(const RowGroup* x, const SpreadGroup* weights, int half, int num_groups, TileSums* to) {
+  for (int group = 0; group < num_groups; group += 2) {
+    _tile_loadd(2, x[group].codes, kGroupInputs);
+    _tile_loadd(3, weights[group].codes[half], kTileRowBytes);
+    _tile_zero(0);
+    _tile_dpbssd(0, 2, 3);
+    if (group > 0) _tile_stored(1, to[group - 1].of, kTileRowBytes);
+    if (group + 1 < num_groups) {
+      _tile_loadd(4, x[group + 1].codes, kGroupInputs);
+      _tile_loadd(5, weights[group + 1].codes[half], kTileRowBytes);
+      _tile_zero(1);
+      _tile_dpbssd(1, 4, 5);
     }
+    _tile_stored(0, to[group].of, kTileRowBytes);
+  }
+  if (num_groups % 2 == 0) _tile_stored(1, to[num_groups - 1].of, kTileRowBytes);
+}
+
+template <class Format, int kRows>
+OCTAVO_INLINE void add_tile(const RowGroup& x, const SpreadGroup& weights, int half, const TileSums& from,
+                            F32 (&sums)[kRows]) {
+  const F32 scales = load(weights.scales + half * kLanes);
+  F32 minimums{};
+  if constexpr (Format::kHasMinimum) minimums = load(weights.minimums + half * kLanes);
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; row++) {
+    const F32 whole = (F32)_mm512_cvtepi32_ps(_mm512_load_si512(from.of[row]));
+    sums[row] = fma(whole * scales, splat(x.scales[row]), sums[row]);
+    if constexpr (Format::kHasMinimum) sums[row] = fma(minimums, splat(x.sums[row]), sums[row]);
   }
 }
 
-template <class Format>
-OCTAVO_INLINE BlockSums<kBlockRows> multiply_block_with_tiles(const RowGroup* x, const SpreadGroup* weights,
-                                                              int64_t num_groups) {
-  alignas(64) TileSums found[2];
-  BlockSums<kBlockRows> sums{};
-  multiply_tiles(x[0], weights[0], found[0]);
-  for (int64_t group = 0; group < num_groups; group++) {
-    const int64_t next = group + 1 < num_groups ? group + 1 : group;
-    multiply_tiles(x[next], weights[next], found[next % 2]);
-    add_tiles<Format>(x[group], weights[group], found[group % 2], sums);
+// The sums of the first `kRows` rows of a block for 16 columns of a panel.
+template <class Format, int kRows>
+void multiply_with_tiles(const RowGroup* x, const SpreadGroup* weights, int half, int64_t num_groups, F32 (&to)[kRows]) {
+  alignas(64) TileSums found[kGroupsPerTurn];
+  F32 sums[kRows] = {};
+  const int64_t num_turns = divide_up(num_groups, kGroupsPerTurn), groups_per_turn = divide_up(num_groups, num_turns);
+  for (int64_t first = 0; first < num_groups; first += groups_per_turn) {
+    const int count = static_cast<int>(first + groups_per_turn < num_groups ? groups_per_turn : num_groups - first);
+    find_tiles(x + first, weights + first, half, count, found);
+    for (int i = 0; i < count; i++) add_tile<Format, kRows>(x[first + i], weights[first + i], half, found[i], sums);
   }
-  return sums;
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; row++) to[row] = sums[row];
+}
+
+template <class Format, int kRows>
+void compute_block_with_tiles(const LinearOutput& output, const RowGroup* x, const SpreadGroup* weights,
+                              int64_t num_groups, int64_t first_row, int64_t num_rows, int64_t panel) {
+  F32 sums[2][kRows];
+  for (int half = 0; half < 2; half++) multiply_with_tiles<Format, kRows>(x, weights, half, num_groups, sums[half]);
+  for (int i = 0; i < kRows && i < num_rows; i++) finish_row(output, first_row + i, panel, sums[0][i], sums[1][i]);
 }
 
 template <class Format>
@@ -130,10 +141,12 @@ void compute_item_with_tiles(const GroupedWeight& weight, const LinearOutput& ou
     }
     asm volatile("" ::: "memory");  // tiles are loaded behind the compiler's back
     for (int64_t row = first_row; row < end_row; row += kBlockRows) {
-      const BlockSums<kBlockRows> sums =
-          multiply_block_with_tiles<Format>(x + row / kBlockRows * num_groups, spread, num_groups);
-      for (int i = 0; i < kBlockRows && row + i < end_row; i++) {
-        finish_row(output, row + i, panel, sums.of[i][0], sums.of[i][1]);
+      const RowGroup* block = x + row / kBlockRows * num_groups;
+      const int64_t num_rows = end_row - row;
+      if (num_rows > kBlockRows / 2) {
+        compute_block_with_tiles<Format, kBlockRows>(output, block, spread, num_groups, row, num_rows, panel);
+      } else {
+        compute_block_with_tiles<Format, kBlockRows / 2>(output, block, spread, num_groups, row, num_rows, panel);
       }
     }
   }
