@@ -20,6 +20,7 @@ from octavo.protocol.config import (
     ApiConfig,
     CacheConfig,
     DeviceKind,
+    KvCacheDtype,
     ParallelConfig,
     PreemptionMode,
     SchedulerConfig,
@@ -56,7 +57,7 @@ def test_flags_become_the_config() -> None:
         *("--scheduling-policy", "longest-prefix", "--admission-policy", "reserve-all", "--preemption-mode", "swap"),
         *("--max-prefill-share", "0.25", "--max-preemptions-per-request", "2"),
         *("--no-enable-prefix-caching", "--swap-space-gib", "1.5", "--kv-offload-gib", "0", "--num-host-blocks", "0"),
-        *("--check-swapped-blocks",),
+        *("--check-swapped-blocks", "--kv-cache-dtype", "int8"),
     )
     assert found["api"] == ApiConfig(
         host="127.0.0.2",
@@ -88,8 +89,24 @@ def test_flags_become_the_config() -> None:
         kv_offload_bytes=0,
         num_host_blocks=0,
         check_swapped_blocks=True,
+        kv_cache_dtype=KvCacheDtype.INT8,
     )
     assert sections("--enable-prefix-caching")["cache"] == CacheConfig()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--quantization", "int3"), "argument --quantization: must be one of none, int8, int4, auto, got 'int3'"),
+        (("--kv-cache-dtype", "int4"), "argument --kv-cache-dtype: must be one of auto, bf16, fp8, int8, got 'int4'"),
+        (("--device", "cuda", "--quantization", "int8"), "argument --quantization: int8 is for CPUs"),
+        (("--device", "cuda", "--kv-cache-dtype", "fp8"), "argument --kv-cache-dtype: fp8 is for CPUs"),
+    ],
+)
+def test_a_format_that_the_device_does_not_compute_is_refused(flags: tuple[str, ...], words: str) -> None:
+    finished = run("serve", "m", *flags)
+    assert finished.returncode == ExitCode.USAGE
+    assert words in finished.stderr
 
 
 def test_flags_of_devices_and_nodes(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.protocol.config import CacheConfig
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
+from octavo.protocol.config import CacheConfig, KvCacheDtype
 from octavo.protocol.lifecycle import ExitCode, StartupError
+from octavo.protocol.worker_messages import CopyKind
 from octavo.worker import cpu_device
+from octavo.worker.block_copies import BlockCopier
 from octavo.worker.cpu_device import CPU_DEVICE
 from octavo.worker.kv_cache import (
     KvShape,
@@ -17,6 +20,7 @@ from octavo.worker.kv_cache import (
     describe_kv_cache,
     plan_num_blocks,
     plan_num_host_blocks,
+    select_kv_dtype,
 )
 
 BLOCK_BYTES = 1000
@@ -66,6 +70,54 @@ def test_the_tensor_has_the_size_that_was_planned():
         cache = allocate_kv_cache(SHAPE, 5, 4, dtype, CPU_DEVICE)
         assert cache.shape == (3, 2, 5, 4, 2, 8)
         assert cache.nbytes == 5 * block_num_bytes(SHAPE, 4, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "vector_bytes"), [(FP8_DTYPE, 8), (torch.int8, 8 + 4)])
+def test_8_bits_take_a_byte_each_and_int8_a_scale_for_each_vector(dtype, vector_bytes):
+    cache = allocate_kv_cache(SHAPE, 5, 4, dtype, CPU_DEVICE)
+    assert (cache.dtype, cache.shape) == (dtype, (3, 2, 5, 4, 2, vector_bytes))
+    assert cache.nbytes == 5 * block_num_bytes(SHAPE, 4, dtype) == 3 * 2 * 5 * 4 * 2 * vector_bytes
+    host_cache = allocate_host_cache(SHAPE, 7, cache, CPU_DEVICE)
+    assert (host_cache.dtype, host_cache.shape) == (dtype, (3, 2, 7, 4, 2, vector_bytes))
+
+
+@pytest.mark.parametrize(
+    ("asked", "model_dtype", "dtype"),
+    [
+        (KvCacheDtype.AUTO, torch.float32, torch.float32),
+        (KvCacheDtype.AUTO, torch.bfloat16, torch.bfloat16),
+        (KvCacheDtype.BF16, torch.bfloat16, torch.bfloat16),
+        (KvCacheDtype.FP8, torch.float32, FP8_DTYPE),
+        (KvCacheDtype.INT8, torch.bfloat16, torch.int8),
+    ],
+)
+def test_the_dtype_is_what_was_asked_for(asked, model_dtype, dtype):
+    assert select_kv_dtype(asked, model_dtype, has_8_bit_kv=True) is dtype
+
+
+@pytest.mark.parametrize(
+    ("asked", "model_dtype", "has_8_bit_kv", "words"),
+    [
+        (KvCacheDtype.BF16, torch.float32, True, "--kv-cache-dtype bf16: the model computes in float32"),
+        (KvCacheDtype.FP8, torch.bfloat16, False, "--kv-cache-dtype fp8: this device has no kernels for it"),
+        (KvCacheDtype.INT8, torch.bfloat16, False, "--kv-cache-dtype int8: this device has no kernels for it"),
+    ],
+)
+def test_a_dtype_that_attention_does_not_read_is_refused(asked, model_dtype, has_8_bit_kv, words):
+    with pytest.raises(StartupError, match=words) as caught:
+        select_kv_dtype(asked, model_dtype, has_8_bit_kv)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("dtype", [FP8_DTYPE, torch.int8])
+def test_blocks_of_8_bits_are_swapped_and_checked(dtype):
+    kv_cache = allocate_kv_cache(SHAPE, 4, 4, dtype, CPU_DEVICE)
+    kv_cache.view(torch.uint8).random_(0, 127)
+    copier = BlockCopier(kv_cache, allocate_host_cache(SHAPE, 4, kv_cache, CPU_DEVICE), check_swapped_blocks=True)
+    before = kv_cache.view(torch.uint8).clone()
+    copies = [(CopyKind.SWAP_OUT, 1, 3), (CopyKind.DEVICE, 0, 1), (CopyKind.SWAP_IN, 3, 2)]
+    assert copier.apply(copies) == []
+    assert torch.equal(kv_cache.view(torch.uint8)[:, :, [1, 2]], before[:, :, [0, 1]])
 
 
 def test_more_than_the_machine_has_is_refused():
