@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from octavo.kernels.ops.attention import copy_blocks
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
 from octavo.protocol.worker_messages import BlockCopy, CopyKind
 from octavo.worker.cpu_device import CPU_DEVICE
 from octavo.worker.device import Device, Event
@@ -76,6 +77,11 @@ def block_checksum(cache: torch.Tensor, block_id: int) -> int:
     return zlib.crc32(block.view(torch.uint8).numpy())
 
 
+def _as_copied(cache: torch.Tensor) -> torch.Tensor:
+    """Return a view of a cache that torch can copy blocks of; of fp8 it cannot."""
+    return cache.view(torch.uint8) if cache.dtype is FP8_DTYPE else cache
+
+
 class BlockCopier:
     """Copies blocks of a device tier and a host tier, and checks them when asked to.
 
@@ -90,6 +96,7 @@ class BlockCopier:
         device: Device = CPU_DEVICE,
     ) -> None:
         self.caches = {Tier.DEVICE: device_cache, Tier.HOST: host_cache}
+        self._copied = {tier: _as_copied(cache) for tier, cache in self.caches.items()}
         self.check_swapped_blocks = check_swapped_blocks
         self.device = device
         self.checksums: dict[int, int] = {}  # by host block
@@ -137,7 +144,7 @@ class BlockCopier:
             self.let_writes_follow_copies(np.array([destination for _, destination in pairs]))
         for first in range(0, len(pairs), self.max_batch_blocks):
             batch = pairs[first : first + self.max_batch_blocks]
-            copy_blocks(self.caches[SOURCE[kind]], self.caches[DESTINATION[kind]], batch)
+            copy_blocks(self._copied[SOURCE[kind]], self._copied[DESTINATION[kind]], batch)
 
     def _check_exists(self, copy: BlockCopy) -> None:
         kind, source, destination = copy
