@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import runpy
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from native_build import COMPILER, build_library
 
-REPOSITORY = Path(__file__).parents[3]
 SOURCE = Path(__file__).with_name("simd_functions.cpp")
-COMPILER = shutil.which("c++") or shutil.which("g++")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 
 @pytest.fixture(scope="module")
-def flags() -> dict[str, list[str]]:
-    """The flags of each instruction set, as setup.py gives them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("setuptools.setup", lambda **_: None)
-        patch.chdir(REPOSITORY)
-        build = runpy.run_path("setup.py")
-    shared = [*build["FLAGS"], "-fvisibility=default", f"-I{REPOSITORY / 'kernels/cpu/csrc'}"]
-    return {isa: [*shared, *own, f"-DOCTAVO_ISA={isa}"] for isa, own in build["VARIANTS"].items()}
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+def libraries() -> dict[str, ctypes.CDLL]:
+    """Compiled once for all tests, by instruction set."""
     return {}
 
 
 @pytest.fixture
-def functions(instruction_set, flags, libraries, tmp_path_factory) -> ctypes.CDLL:
+def functions(instruction_set, libraries, tmp_path_factory) -> ctypes.CDLL:
     if instruction_set not in libraries:
         path = tmp_path_factory.mktemp(instruction_set) / "simd.so"
-        headers = f"-I{REPOSITORY / 'kernels/cpu/csrc'}"
-        subprocess.run(
-            [COMPILER, "-shared", *flags[instruction_set], headers, str(SOURCE), "-o", str(path)], check=True
-        )
-        libraries[instruction_set] = ctypes.CDLL(str(path))
+        libraries[instruction_set] = ctypes.CDLL(str(build_library([SOURCE], instruction_set, path)))
     return libraries[instruction_set]
 
 
