@@ -15,57 +15,56 @@ from octavo.kernels.ops.packed_linear import WEIGHTS_PER_BLOCK, WeightFormat
 
 Q8_MAX = 127
 Q4_MAX = 15
+CHUNK_NUM_GROUPS = 1 << 12  # what is computed at a time, so that it stays in the caches
 RANGES = (1.0, 0.92, 0.84)  # parts of a block's range that the codes of Q4_1 are spread over
 
 
 def quantize_rows(rows: torch.Tensor, blocks: WeightFormat) -> torch.Tensor:
     """Return uint8 [n, bytes of a row] of numbers [n, num_inputs]; raises ValueError for a format without blocks."""
-    groups = rows.float().reshape(-1, WEIGHTS_PER_BLOCK)
-    if blocks is WeightFormat.Q8_0:
-        return _q8_0(groups).view(len(rows), -1)
-    if blocks is WeightFormat.Q4_1:
-        return _q4_1(groups).view(len(rows), -1)
-    raise ValueError(f"weights are not rounded to {blocks}")
+    rounders = {WeightFormat.Q8_0: _q8_0, WeightFormat.Q4_1: _q4_1}
+    if blocks not in rounders:
+        raise ValueError(f"weights are not rounded to {blocks}")
+    groups = rows.reshape(-1, WEIGHTS_PER_BLOCK).split(CHUNK_NUM_GROUPS)
+    return torch.cat([rounders[blocks](chunk.float()) for chunk in groups]).view(len(rows), -1)
 
 
-def _codes(groups: torch.Tensor, scales: torch.Tensor, highest: int) -> torch.Tensor:
-    """Return groups / scales as whole numbers up to `highest`; zeros where the scale is 0."""
-    codes = (groups / scales).round_().clamp_(max=highest)
-    return torch.where(scales == 0, 0.0, codes)
+def _codes(groups: torch.Tensor, scales: torch.Tensor, lowest: int, highest: int) -> torch.Tensor:
+    """Return groups / scales as whole numbers within the bounds; 0 where the scale is 0."""
+    return (groups * torch.where(scales == 0, 0.0, 1 / scales)).round_().clamp_(lowest, highest)
 
 
 def _q8_0(groups: torch.Tensor) -> torch.Tensor:
     scales = (groups.abs().amax(1, keepdim=True) / Q8_MAX).half()
-    codes = _codes(groups, scales.float(), Q8_MAX).clamp_(min=-Q8_MAX).to(torch.int8)
+    codes = _codes(groups, scales.float(), -Q8_MAX, Q8_MAX).to(torch.int8)
     return torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), dim=1)
 
 
-def _fit(groups: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale and the minimum of each group that fit its codes best, both [N, 1]."""
-    mean_code, mean = codes.mean(1, keepdim=True), groups.mean(1, keepdim=True)
+def _fit(columns: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scale and the minimum of each group [32, N] that fit its codes best, both [N]."""
+    mean_code, mean = codes.mean(0), columns.mean(0)
     deviation = codes - mean_code
-    variance = deviation.square().sum(1, keepdim=True)
-    scales = (deviation * groups).sum(1, keepdim=True) / variance
-    scales = torch.where(variance == 0, 0.0, scales)
+    variance = deviation.square().sum(0)
+    scales = torch.where(variance == 0, 0.0, (deviation * columns).sum(0) / variance)
     return scales, mean - scales * mean_code
 
 
 def _q4_1(groups: torch.Tensor) -> torch.Tensor:
-    lowest, highest = groups.aminmax(dim=1, keepdim=True)
+    columns = groups.t().contiguous()  # a group in a column: sums over groups then run along vectors
+    lowest, highest = columns.amin(0), columns.amax(0)
     best_error = torch.full_like(lowest, torch.inf)
-    best_head, best_codes = torch.zeros(len(groups), 2).half(), torch.zeros_like(groups)
+    best_head, best_codes = torch.zeros(2, len(groups)).half(), torch.zeros_like(columns)
     for part in RANGES:
         width = (highest - lowest) * part
         scales, minimums = width / Q4_MAX, (lowest + highest - width) / 2
-        codes = _codes(groups - minimums, scales, Q4_MAX).clamp_(min=0)
-        for head in ((scales, minimums), _fit(groups, codes)):
-            rounded = torch.cat(head, dim=1).half()
-            scales, minimums = rounded.float().split(1, dim=1)
-            codes = _codes(groups - minimums, scales, Q4_MAX).clamp_(min=0)
-            error = (codes * scales + minimums - groups).square_().sum(1, keepdim=True)
+        codes = _codes(columns - minimums, scales, 0, Q4_MAX)
+        for head in ((scales, minimums), _fit(columns, codes)):
+            rounded = torch.stack(head).half()
+            scales, minimums = rounded.float()
+            codes = _codes(columns - minimums, scales, 0, Q4_MAX)
+            error = (codes * scales).add_(minimums).sub_(columns).square_().sum(0)
             is_better = error < best_error
             best_error = torch.where(is_better, error, best_error)
             best_head = torch.where(is_better, rounded, best_head)
             best_codes = torch.where(is_better, codes, best_codes)
-    low, high = best_codes.to(torch.uint8).split(WEIGHTS_PER_BLOCK // 2, dim=1)
-    return torch.cat((best_head.view(torch.uint8), low | (high << 4)), dim=1)
+    low, high = best_codes.t().to(torch.uint8).contiguous().split(WEIGHTS_PER_BLOCK // 2, dim=1)
+    return torch.cat((best_head.t().contiguous().view(torch.uint8), low | (high << 4)), dim=1)
