@@ -10,6 +10,7 @@ from kernel_works import Shapes, Work
 from machine_peaks import Peaks, measure_peaks
 from native_build import COMPILER
 
+import octavo.kernels.cpu.backends  # noqa: F401 - registers the kernels
 from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.cpu.library import find_library
 from octavo.kernels.registry import select
