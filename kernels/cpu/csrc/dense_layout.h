@@ -1,7 +1,7 @@
 // How bfloat16 and fp32 weights lie in their panels, and what a kernel of a dense product is given.
 //
-// fp32: [num_inputs][32 columns]. bfloat16: [num_inputs / 2][32 columns][2], so that the two numbers which one instruction
-// multiplies and adds lie side by side; the inputs are filled up with zeros to whole tiles of 32.
+// fp32: [num_inputs][32 columns]. bfloat16: [num_inputs / 2][32 columns][2], so that the two numbers which one
+// instruction multiplies and adds lie side by side; the inputs are filled up with zeros to whole tiles of 32.
 #pragma once
 
 #include "linear_parts.h"

@@ -25,7 +25,8 @@ class Split {
     panels_per_item_ = clamp(num_panels_ / num_wanted, 1, clamp(kItemPanelBytes / panel_bytes(weight), 1, num_panels_));
     num_panel_groups_ = divide_up(num_panels_, panels_per_item_);
     const int64_t row_bytes = weight.num_inputs * (weight.is_bf16 ? sizeof(bf16) : sizeof(float));
-    const int64_t num_groups = clamp(divide_up(num_wanted, num_panel_groups_), divide_up(num_rows * row_bytes, kItemRowBytes), num_rows);
+    const int64_t fewest_groups = divide_up(num_rows * row_bytes, kItemRowBytes);
+    const int64_t num_groups = clamp(divide_up(num_wanted, num_panel_groups_), fewest_groups, num_rows);
     rows_per_item_ = divide_up(divide_up(num_rows, num_groups), kRowGranularity) * kRowGranularity;
     num_row_groups_ = divide_up(num_rows, rows_per_item_);
   }

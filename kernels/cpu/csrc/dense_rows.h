@@ -1,7 +1,7 @@
 // Dense products with vector instructions: a few rows at a time, whose sums stay in registers while a panel passes.
 //
-// Each sum is one chain over the inputs, in their order, whatever the number of rows. fp32 sums of bfloat16 weights widen
-// both factors; with AVX512_BF16 a pair of products is added at a time (VDPBF16PS).
+// Each sum is one chain over the inputs, in their order, whatever the number of rows. fp32 sums of bfloat16 weights
+// widen both factors; with AVX512_BF16 a pair of products is added at a time (VDPBF16PS).
 #pragma once
 
 #include "dense_layout.h"
@@ -46,7 +46,8 @@ struct Fp32Step {
   static constexpr int kInputs = 1;
 
   template <int kRows>
-  static inline __attribute__((always_inline)) void run(const float* x, int64_t stride, const char* weights, Register (&sums)[kRows][kColumnRegisters]) {
+  OCTAVO_INLINE void run(const float* x, int64_t stride, const char* weights,
+                         Register (&sums)[kRows][kColumnRegisters]) {
     Register factors[kColumnRegisters];
     for (int c = 0; c < kColumnRegisters; c++) factors[c] = register_at(weights + c * sizeof(Register));
 #pragma GCC unroll 16
@@ -62,7 +63,8 @@ struct WidenedStep {
   static constexpr int kInputs = 2;
 
   template <int kRows>
-  static inline __attribute__((always_inline)) void run(const float* x, int64_t stride, const char* weights, Register (&sums)[kRows][kColumnRegisters]) {
+  OCTAVO_INLINE void run(const float* x, int64_t stride, const char* weights,
+                         Register (&sums)[kRows][kColumnRegisters]) {
     Register low[kColumnRegisters], high[kColumnRegisters];
     for (int c = 0; c < kColumnRegisters; c++) {
       const Bits pairs = (Bits)register_at(weights + c * sizeof(Register));
@@ -81,14 +83,15 @@ struct WidenedStep {
 };
 
 #if defined(OCTAVO_AVX512_BF16)
-// bfloat16 weights of two inputs. The broadcast goes to one register by hand, because the compiler would load those of all
-// rows first and then have no registers left for the sums.
+// bfloat16 weights of two inputs. The broadcast goes to one register by hand, because the compiler would load those
+// of all rows first and then have no registers left for the sums.
 struct PairStep {
   typedef bf16 X;
   static constexpr int kInputs = 2;
 
   template <int kRows>
-  static inline __attribute__((always_inline)) void run(const bf16* x, int64_t stride, const char* weights, Register (&sums)[kRows][kColumnRegisters]) {
+  OCTAVO_INLINE void run(const bf16* x, int64_t stride, const char* weights,
+                         Register (&sums)[kRows][kColumnRegisters]) {
     const Register first = register_at(weights), second = register_at(weights + sizeof(Register));
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; row++) {
@@ -111,7 +114,7 @@ void multiply_rows(const typename Step::X* x, int64_t stride, const char* panel,
     Register sums[kRows][kColumnRegisters] = {};
     const char* weights = panel + pass * 4;
     for (int64_t k = 0; k < num_inputs; k += Step::kInputs, weights += kStepBytes) {
-      if (kRows <= 4 && pass == 0) prefetch(weights, kStepBytes);
+      if (pass == 0) prefetch(weights, kStepBytes);
       Step::template run<kRows>(x + k, stride, weights, sums);
     }
     for (int row = 0; row < kRows; row++) {
@@ -122,7 +125,8 @@ void multiply_rows(const typename Step::X* x, int64_t stride, const char* panel,
 
 // multiply_rows for a number of rows that is known at run time.
 template <class Step, int kRows = kMaxRows>
-void multiply(int num_rows, const typename Step::X* x, int64_t stride, const char* panel, int64_t num_inputs, float* to) {
+void multiply(int num_rows, const typename Step::X* x, int64_t stride, const char* panel, int64_t num_inputs,
+              float* to) {
   if (num_rows == kRows) return multiply_rows<Step, kRows>(x, stride, panel, num_inputs, to);
   if constexpr (kRows > 1) multiply<Step, kRows - 1>(num_rows, x, stride, panel, num_inputs, to);
 }

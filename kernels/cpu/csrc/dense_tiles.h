@@ -1,11 +1,12 @@
 // Dense products of bfloat16 with AMX: 32 rows and a panel of 32 columns at a time.
 //
-// Two tiles of rows and two of columns make four tiles of sums, which is the most that eight tiles allow without loading
-// one twice. The rows of a tile do not know of each other, so one row goes the way of 32, with tiles of one row. The tile
-// unit takes a load of 64 bytes in each cycle, of which the second-level cache can give half: so a part of a panel that
-// fills most of the first-level cache stays there while blocks of rows pass, which are loaded with the hint that they are
-// used once (a third faster than without). Sums wait in memory for the next part, as fp32, so that parts do not change
-// them. They are finished while the next block is multiplied: the tile unit and the vector units work side by side.
+// Two tiles of rows and two of columns make four tiles of sums, which is the most that eight tiles allow without
+// loading one twice. The rows of a tile do not know of each other, so one row goes the way of 32, with tiles of one
+// row. The tile unit takes a load of 64 bytes in each cycle, of which the second-level cache can give half: so a part
+// of a panel that fills most of the first-level cache stays there while blocks of rows pass, which are loaded with
+// the hint that they are used once (a third faster than without). Sums wait in memory for the next part, as fp32, so
+// that parts do not change them. They are finished while the next block is multiplied: the tile unit and the vector
+// units work side by side.
 #pragma once
 
 #if defined(OCTAVO_AMX)
@@ -18,7 +19,7 @@ namespace OCTAVO_ISA {
 
 constexpr int kTileRows = 16, kBlockRows = 2 * kTileRows;
 
-// The tile registers of this thread, which no other code must find in use.
+// The tile registers of this thread, which no other code may find in use.
 class Tiles {
  public:
   ~Tiles() {
@@ -81,7 +82,8 @@ constexpr int kTileSums = kTileRows * kLanes;
 
 // kIsAlone: no other rows use these weights, which are read from memory now.
 template <bool kHasLower, bool kIsAlone>
-OCTAVO_INLINE void multiply_part(const LinearOutput& output, const TilePart& part, int64_t stride, PendingSums& pending) {
+OCTAVO_INLINE void multiply_part(const LinearOutput& output, const TilePart& part, int64_t stride,
+                                 PendingSums& pending) {
   constexpr int kWeightStride = kPanelColumns * 4, kStepBytes = kInputsPerTile * kPanelColumns * 2;
   const int64_t stride_bytes = stride * sizeof(bf16);
   const int rows_per_step = static_cast<int>(divide_up(pending.num_rows, part.num_steps));
