@@ -82,8 +82,8 @@ OCTAVO_INLINE const char* panel_codes(const char* group, int half) {
 struct RowGroup {
   int8_t codes[kBlockRows][kGroupInputs];
   float scales[kBlockRows];
-  float sums[kBlockRows];          // of the codes, times the scale
-  int32_t whole_sums[kBlockRows];  // of the codes
+  float sums[kBlockRows];      // of the codes, times the scale
+  int32_t starts[kBlockRows];  // of the codes, times what must be taken off each code of the weight
 };
 
 // fp16 numbers, widened.

@@ -22,26 +22,31 @@ struct GroupedLinearArgs {
   LinearOutput output;
 };
 
+template <class Format>
 void round_one_row(const GroupedLinearArgs& args, int64_t row, int64_t num_rows, RowGroup* to) {
   const int64_t num_groups = args.weight.num_inputs / kGroupInputs;
+  constexpr int32_t kZeroCode = Format::kZeroCode;
   if (args.x_is_bf16) {
-    round_row(static_cast<const bf16*>(args.x), row, num_rows, num_groups, to);
+    round_row(static_cast<const bf16*>(args.x), row, num_rows, num_groups, kZeroCode, to);
   } else {
-    round_row(static_cast<const float*>(args.x), row, num_rows, num_groups, to);
+    round_row(static_cast<const float*>(args.x), row, num_rows, num_groups, kZeroCode, to);
   }
 }
 
 // The rows of activations, rounded; nullptr without memory.
+template <class Format>
 const RowGroup* round_rows(const GroupedLinearArgs& args, Work& work) {
   if (work.num_rows <= kRowsRoundedByEach) {
     const int64_t num_groups = args.weight.num_inputs / kGroupInputs;
     auto* own = static_cast<RowGroup*>(work.scratch(num_groups * sizeof(RowGroup)));
-    for (int64_t row = 0; own != nullptr && row < work.num_rows; row++) round_one_row(args, row, work.num_rows, own);
+    for (int64_t row = 0; own != nullptr && row < work.num_rows; row++) {
+      round_one_row<Format>(args, row, work.num_rows, own);
+    }
     return own;
   }
   const int64_t num_padded = divide_up(work.num_rows, kBlockRows) * kBlockRows;
   for (int64_t row = work.take(); row < num_padded; row = work.take()) {
-    round_one_row(args, row, work.num_rows, args.rounded);
+    round_one_row<Format>(args, row, work.num_rows, args.rounded);
   }
   work.barrier();
   return args.rounded;
@@ -87,7 +92,9 @@ void compute_item(const GroupedLinearArgs& args, const RowGroup* x, const Groupe
 }
 
 template <class Format>
-void compute(const GroupedLinearArgs& args, Work& work, const RowGroup* x) {
+void compute(const GroupedLinearArgs& args, Work& work) {
+  const RowGroup* x = round_rows<Format>(args, work);
+  if (x == nullptr) return;
   const int64_t panels = num_panels(args.weight.num_outputs, args.weight.is_gated);
   const int64_t panel_bytes = args.weight.num_inputs / kGroupInputs * kPanelGroupBytes<Format>;
   int64_t panels_per_item = panels / (kItemsPerThread * work.num_threads());
@@ -114,9 +121,7 @@ void compute(const GroupedLinearArgs& args, Work& work, const RowGroup* x) {
 
 OCTAVO_KERNEL(grouped_linear, GroupedLinearArgs) {
   if (work.num_rows == 0) return;
-  const RowGroup* x = round_rows(args, work);
-  if (x == nullptr) return;
-  with_format(args.weight, [&](auto format) { compute<decltype(format)>(args, work, x); });
+  with_format(args.weight, [&](auto format) { compute<decltype(format)>(args, work); });
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ OCTAVO_INLINE void store_low_bytes(int8_t* to, F32 rounded) {
 }
 
 template <class T>
-OCTAVO_INLINE void round_group(const T* x, RowGroup& group, int row) {
+OCTAVO_INLINE void round_group(const T* x, int32_t zero_code, RowGroup& group, int row) {
   const F32 first = load(x), second = load(x + kLanes);
   const float most = largest_magnitude(first, second);
   const bool is_finite = most < INFINITY;
@@ -54,7 +54,7 @@ OCTAVO_INLINE void round_group(const T* x, RowGroup& group, int row) {
   const float sum = reduce_add((rounded_first - splat(kRounding)) + (rounded_second - splat(kRounding)));
   group.scales[row] = scale;
   group.sums[row] = scale * sum;
-  group.whole_sums[row] = is_finite ? static_cast<int32_t>(sum) : 0;
+  group.starts[row] = is_finite ? -zero_code * static_cast<int32_t>(sum) : 0;
 }
 
 OCTAVO_INLINE RowGroup* row_block(RowGroup* groups, int64_t row, int64_t num_groups) {
@@ -63,12 +63,13 @@ OCTAVO_INLINE RowGroup* row_block(RowGroup* groups, int64_t row, int64_t num_gro
 
 // A row of the activations, or a row of zeros beyond the last.
 template <class T>
-OCTAVO_INLINE void round_row(const T* x, int64_t row, int64_t num_rows, int64_t num_groups, RowGroup* groups) {
+OCTAVO_INLINE void round_row(const T* x, int64_t row, int64_t num_rows, int64_t num_groups, int32_t zero_code,
+                             RowGroup* groups) {
   const T zeros[kGroupInputs] = {};
   RowGroup* block = row_block(groups, row, num_groups);
   for (int64_t group = 0; group < num_groups; group++) {
     const T* from = row < num_rows ? x + (row * num_groups + group) * kGroupInputs : zeros;
-    round_group(from, block[group], static_cast<int>(row % kBlockRows));
+    round_group(from, zero_code, block[group], static_cast<int>(row % kBlockRows));
   }
 }
 

@@ -13,12 +13,12 @@ namespace OCTAVO_ISA {
 struct RowsOfGroup {
   RowsOfGroup(const RowGroup& group, int first)
       : codes(group.codes + first), scales(group.scales + first), sums(group.sums + first),
-        whole_sums(group.whole_sums + first) {}
+        starts(group.starts + first) {}
 
   const int8_t (*codes)[kGroupInputs];
   const float* scales;
   const float* sums;
-  const int32_t* whole_sums;
+  const int32_t* starts;
 };
 
 #if defined(OCTAVO_AVX512)
@@ -33,7 +33,7 @@ template <class Format, int kRows>
 OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 (&result)[kRows]) {
   __m512i sums[kRows];
 #pragma GCC unroll 8
-  for (int row = 0; row < kRows; row++) sums[row] = _mm512_set1_epi32(-Format::kZeroCode * x.whole_sums[row]);
+  for (int row = 0; row < kRows; row++) sums[row] = _mm512_set1_epi32(x.starts[row]);
 #pragma GCC unroll 8
   for (int word = 0; word < Format::kWords; word++) {
     const __m512i bytes = _mm512_loadu_si512(codes + word * kVectorBytes);
@@ -88,7 +88,7 @@ OCTAVO_INLINE void whole_sums_of_eight(const RowsOfGroup& x, const char* codes, 
   }
   if constexpr (Format::kWords == 4) {
     for (int row = 0; row < kRows; row++) {
-      const __m256i start = _mm256_set1_epi32(-Format::kZeroCode * x.whole_sums[row]);
+      const __m256i start = _mm256_set1_epi32(x.starts[row]);
       sums[row] = _mm256_add_epi32(_mm256_madd_epi16(sums[row], ones), start);
     }
   }
@@ -108,7 +108,7 @@ OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 
 // In fp32, which holds these whole numbers (below 2^20) and has a quick multiplication everywhere.
 template <class Format, int kRows>
 OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 (&result)[kRows]) {
-  for (int row = 0; row < kRows; row++) result[row] = splat(static_cast<float>(-Format::kZeroCode * x.whole_sums[row]));
+  for (int row = 0; row < kRows; row++) result[row] = splat(static_cast<float>(x.starts[row]));
   constexpr int kCodeBits = Format::kWords == 8 ? 8 : 4;
   for (int word = 0; word < Format::kWords; word++) {
     U32 columns;

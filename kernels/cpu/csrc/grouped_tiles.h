@@ -69,7 +69,7 @@ struct TileSums {
 };
 
 // Groups for which whole numbers are found before they are added; these stay in the first-level cache.
-constexpr int kGroupsPerTurn = 24;
+constexpr int kGroupsPerTurn = 12;
 
 // The whole numbers of groups. A tile is stored while the next one is multiplied.
 OCTAVO_INLINE void find_tiles(const RowGroup* x, const SpreadGroup* weights, int half, int num_groups, TileSums* to) {
