@@ -151,7 +151,7 @@ def measure_largest_step(
     max_num_seqs = config.scheduler.max_num_seqs
 
     def run() -> None:
-        logits = model.compute_logits(layer.step(positions, metadata)[:1].expand(max_num_seqs, -1))
+        logits = model.compute_logits(layer.step(positions, metadata)[:1].repeat(max_num_seqs, 1))
         if logits is not None:
             sampler.sample(logits, _sampling_batch(sampler, max_num_seqs, device.torch_device))
 
