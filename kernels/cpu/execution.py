@@ -93,6 +93,11 @@ class CommandList:
 class _ForbidTorch(TorchDispatchMode):
     """Lets views pass and nothing that computes."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap the method below in what imports its compiler: seconds of the start, and 140 MB."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns):
             raise CannotRecordError(f"{func} is no kernel of ours")
