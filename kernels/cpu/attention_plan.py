@@ -105,9 +105,10 @@ def plan_capacity(
         num_slots: tokens of all requests together, at most; None: `max_model_len` of each.
         num_tokens: of the step, of requests with several, at most.
     """
-    max_split = min(num_requests, 2 * MIN_ITEMS // heads.num_kv_heads)  # requests that are longer than an item
+    max_parts = 2 * MIN_ITEMS // heads.num_kv_heads  # rows of work beyond one for each request, by `_split_tokens`
+    max_split = min(num_requests, max_parts)
     num_chunks = max_split * -(-max_model_len // CHUNK_TOKENS)
     if num_slots is not None:
         num_chunks = min(num_chunks, max_split + num_slots // CHUNK_TOKENS)
     num_tiles = num_tokens // max_item_queries(heads)
-    return PlanCapacity(num_requests + min(num_chunks, 2 * max_split) + num_tiles, max_split, num_chunks)
+    return PlanCapacity(num_requests + min(num_chunks, max_parts) + num_tiles, max_split, num_chunks)

@@ -29,7 +29,7 @@ def to_fp8(vectors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def to_int8(vectors: torch.Tensor) -> torch.Tensor:
     """Return int8 [..., head_dim + 4] of vectors [..., head_dim]: codes, then the scale; a vector of zeros has 0."""
     wide = vectors.float()
-    scales = wide.abs().amax(-1, keepdim=True) / INT8_MAX
+    scales = wide.abs().amax(-1, keepdim=True) * (1 / INT8_MAX)
     codes = (wide / scales.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-INT8_MAX, INT8_MAX)
     return torch.cat((codes.to(torch.int8), scales.view(torch.int8)), dim=-1)
 

@@ -10,13 +10,42 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
+// Sums in one register: what lies in several is slow, because the compiler keeps it in memory.
+#if defined(OCTAVO_AVX512)
+typedef F32 Sums;
+typedef U32 SumWords;
+constexpr int kHeldRows = 6, kHeldVectors = 4;  // of sums at a time
+#elif defined(OCTAVO_AVX2)
+typedef F32x8 Sums;
+typedef uint32_t SumWords __attribute__((vector_size(32)));
+constexpr int kHeldRows = 4, kHeldVectors = 2;
+#else
+typedef F32x4 Sums;
+typedef uint32_t SumWords __attribute__((vector_size(16)));
+constexpr int kHeldRows = 4, kHeldVectors = 2;
+#endif
+constexpr int kSumLanes = sizeof(Sums) / sizeof(float);
+
+// sums + number · words
+OCTAVO_INLINE Sums add_product(Sums sums, float number, Sums words) {
+#if defined(OCTAVO_AVX512)
+  return fma(splat(number), words, sums);
+#elif defined(OCTAVO_AVX2)
+  return (Sums)_mm256_fmadd_ps(_mm256_set1_ps(number), (__m256)words, (__m256)sums);
+#else
+  return sums + number * words;
+#endif
+}
+
 // A word of a tile is an fp32 number.
 struct FloatWords {
   using Number = float;
   using Element = float;
   static constexpr int kNumbers = 1;  // of a row, to a word
-  OCTAVO_INLINE F32 add(F32 sum, const float* row, const char* words) {
-    return fma(splat(row[0]), load(reinterpret_cast<const float*>(words)), sum);
+  OCTAVO_INLINE Sums add(Sums sums, const float* row, const char* from) {
+    Sums words;
+    std::memcpy(&words, from, sizeof words);
+    return add_product(sums, row[0], words);
   }
 };
 
@@ -25,11 +54,11 @@ struct WidenedPairs {
   using Number = float;
   using Element = bf16;
   static constexpr int kNumbers = 2;
-  OCTAVO_INLINE F32 add(F32 sum, const float* row, const char* words) {
-    U32 pairs;
-    std::memcpy(&pairs, words, sizeof pairs);
-    sum = fma(splat(row[0]), (F32)(pairs << 16), sum);
-    return fma(splat(row[1]), (F32)(pairs & 0xffff0000), sum);
+  OCTAVO_INLINE Sums add(Sums sums, const float* row, const char* from) {
+    SumWords pairs;
+    std::memcpy(&pairs, from, sizeof pairs);
+    sums = add_product(sums, row[0], (Sums)(pairs << 16));
+    return add_product(sums, row[1], (Sums)(pairs & 0xffff0000));
   }
 };
 
@@ -39,20 +68,13 @@ struct BfloatPairs {
   using Number = bf16;
   using Element = bf16;
   static constexpr int kNumbers = 2;
-  OCTAVO_INLINE F32 add(F32 sum, const bf16* row, const char* words) {
+  OCTAVO_INLINE Sums add(Sums sums, const bf16* row, const char* from) {
     int32_t pair;
     std::memcpy(&pair, row, sizeof pair);
-    const __m512i pairs = _mm512_loadu_si512(words);
-    return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)pairs);
+    const __m512i pairs = _mm512_loadu_si512(from);
+    return (Sums)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)pairs);
   }
 };
-#endif
-
-// Rows and vectors of 16 sums that are held in registers.
-#if defined(OCTAVO_AVX512)
-constexpr int kHeldRows = 6, kHeldVectors = 4;
-#else
-constexpr int kHeldRows = 3, kHeldVectors = 2;
 #endif
 
 template <class Words>
@@ -68,16 +90,19 @@ struct VectorEngine {
     const int steps = static_cast<int>(dim) / Words::kNumbers;
     for (int row = 0; row < num_rows; row += kHeldRows) {
       const int rows = num_rows - row < kHeldRows ? num_rows - row : kHeldRows;
-      for (int i = chunk.first_tile; i < end_tile;) {
-        const int vectors = end_tile - i >= kHeldVectors ? kHeldVectors : 1;
+      constexpr int kToTile = kTileTokens / kSumLanes;
+      for (int i = chunk.first_tile * kToTile; i < end_tile * kToTile;) {
+        const int vectors = end_tile * kToTile - i >= kHeldVectors ? kHeldVectors : 1;
         const char* keys[kHeldVectors];
-        for (int n = 0; n < vectors; n++) keys[n] = chunk.tiles[i + n].key;
-        float* to = products + row * kChunkTokens + i * kTileTokens;
+        for (int n = 0; n < vectors; n++) {
+          keys[n] = chunk.tiles[(i + n) / kToTile].key + (i + n) % kToTile * sizeof(Sums);
+        }
+        float* to = products + row * kChunkTokens + i * kSumLanes;
         with_shape(rows, vectors, [&](auto held_rows, auto held_vectors) {
-          F32 sums[held_rows()][held_vectors()] = {};
+          Sums sums[held_rows()][held_vectors()] = {};
           add_products<held_rows(), held_vectors()>(sums, queries + row * dim, dim, keys, 64, steps);
           for (int r = 0; r < held_rows(); r++) {
-            for (int n = 0; n < held_vectors(); n++) store(to + r * kChunkTokens + n * kTileTokens, sums[r][n]);
+            for (int n = 0; n < held_vectors(); n++) put(to + r * kChunkTokens + n * kSumLanes, sums[r][n]);
           }
         });
         i += vectors;
@@ -87,22 +112,22 @@ struct VectorEngine {
 
   // sums[16, dim] of weights [16, kChunkTokens] with the values of tiles.
   static void weigh(const Number* weights, int num_rows, const Chunk& chunk, int end_tile, int64_t dim, float* to) {
-    const int num_vectors = static_cast<int>(dim / kLanes);
+    const int num_vectors = static_cast<int>(dim / kSumLanes);
     for (int row = 0; row < num_rows; row += kHeldRows) {
       const int rows = num_rows - row < kHeldRows ? num_rows - row : kHeldRows;
       for (int first = 0; first < num_vectors;) {
         const int vectors = num_vectors - first >= kHeldVectors ? kHeldVectors : 1;
         with_shape(rows, vectors, [&](auto held_rows, auto held_vectors) {
-          F32 sums[held_rows()][held_vectors()] = {};
+          Sums sums[held_rows()][held_vectors()] = {};
           for (int i = chunk.first_tile; i < end_tile; i++) {
             const char* values[held_vectors()];
-            for (int n = 0; n < held_vectors(); n++) values[n] = chunk.tiles[i].value + (first + n) * 64;
+            for (int n = 0; n < held_vectors(); n++) values[n] = chunk.tiles[i].value + (first + n) * sizeof(Sums);
             const Number* from = weights + row * kChunkTokens + i * kTileTokens;
             add_products<held_rows(), held_vectors()>(sums, from, kChunkTokens, values, dim * 4,
                                                       kTileTokens / Words::kNumbers);
           }
           for (int r = 0; r < held_rows(); r++) {
-            for (int n = 0; n < held_vectors(); n++) store(to + (row + r) * dim + (first + n) * kLanes, sums[r][n]);
+            for (int n = 0; n < held_vectors(); n++) put(to + (row + r) * dim + (first + n) * kSumLanes, sums[r][n]);
           }
         });
         first += vectors;
@@ -111,9 +136,11 @@ struct VectorEngine {
   }
 
  private:
+  OCTAVO_INLINE void put(float* to, Sums sums) { std::memcpy(to, &sums, sizeof sums); }
+
   // sums[r][n] += row r times the words at columns[n], `steps` of them, each `column_stride` bytes behind the last.
   template <int kNumRows, int kNumVectors>
-  OCTAVO_INLINE void add_products(F32 (&sums)[kNumRows][kNumVectors], const Number* rows, int64_t row_stride,
+  OCTAVO_INLINE void add_products(Sums (&sums)[kNumRows][kNumVectors], const Number* rows, int64_t row_stride,
                                   const char* const* columns, int64_t column_stride, int steps) {
     for (int step = 0; step < steps; step++) {
 #pragma GCC unroll 8

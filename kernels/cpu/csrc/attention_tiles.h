@@ -42,15 +42,47 @@ struct ChunkScratch {
   float* scales_of(int index, int part) const { return scales + (index * 2 + part) * kTileTokens; }
 };
 
-OCTAVO_INLINE F32 decode_bytes(const KvCache& cache, const char* from) {
-  return cache.kind == kKvInt8 ? decode_int8(from) : decode_fp8(from);
+// Widens `count` bytes, a multiple of 32, to bfloat16 numbers, without their scales.
+OCTAVO_INLINE void widen_int8(const char* from, int64_t count, bf16* to) {
+#if defined(OCTAVO_AVX512_BF16)
+  for (int64_t i = 0; i < count; i += 32) {
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i))));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + 16))));
+    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+#else
+  const auto* codes = reinterpret_cast<const int8_t*>(from);
+  for (int64_t i = 0; i < count; i++) {
+    const float number = codes[i];
+    uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    to[i].bits = static_cast<uint16_t>(bits >> 16);
+  }
+#endif
+}
+OCTAVO_INLINE void widen_fp8(const char* from, int64_t count, bf16* to) {
+#if defined(OCTAVO_AVX512)
+  alignas(64) uint16_t table[32] = {};
+  std::memcpy(table, kFp8Subnormals, sizeof kFp8Subnormals);
+  const __m512i subnormals = _mm512_load_si512(table), bias = _mm512_set1_epi16(120 << 7);
+  for (int64_t i = 0; i < count; i += 32) {
+    const __m512i codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(from + i)));
+    const __m512i sizes = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(sizes, 4), bias);
+    const __mmask32 is_subnormal = _mm512_cmplt_epu16_mask(sizes, _mm512_set1_epi16(8));
+    const __m512i numbers = _mm512_mask_permutexvar_epi16(normal, is_subnormal, sizes, subnormals);
+    const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(sizes, _mm512_set1_epi16(0x7f));
+    const __m512i or_nan = _mm512_mask_mov_epi16(numbers, is_nan, _mm512_set1_epi16(0x7fc0));
+    const __m512i signs = _mm512_slli_epi16(_mm512_xor_si512(codes, sizes), 8);
+    _mm512_storeu_si512(to + i, _mm512_or_si512(or_nan, signs));
+  }
+#else
+  for (int64_t i = 0; i < count; i++) to[i].bits = kFp8.numbers[static_cast<uint8_t>(from[i])];
+#endif
 }
 
 OCTAVO_INLINE void widen_bytes(const KvCache& cache, const char* from, int64_t count, bf16* to) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const U16 upper = __builtin_convertvector((U32)decode_bytes(cache, from + i) >> 16, U16);  // exact
-    std::memcpy(to + i, &upper, sizeof upper);
-  }
+  cache.kind == kKvInt8 ? widen_int8(from, count, to) : widen_fp8(from, count, to);
 }
 OCTAVO_INLINE void widen_bytes(const KvCache&, const char*, int64_t, float*) {}  // an fp32 cache has no bytes
 
@@ -108,10 +140,11 @@ OCTAVO_INLINE float read_vector(const KvCache& cache, const char* from, float* n
     std::memcpy(numbers, from, cache.head_dim * sizeof(float));
   } else if (cache.kind == kKvBfloat16) {
     for (int64_t dim = 0; dim < cache.head_dim; dim++) numbers[dim] = to_float(reinterpret_cast<const bf16*>(from)[dim]);
+  } else if (cache.kind == kKvInt8) {
+    for (int64_t dim = 0; dim < cache.head_dim; dim++) numbers[dim] = reinterpret_cast<const int8_t*>(from)[dim];
   } else {
-    char bytes[kMaxHeadDim];
-    std::memcpy(bytes, from, cache.head_dim);
-    for (int64_t dim = 0; dim < cache.head_dim; dim += kLanes) store(numbers + dim, decode_bytes(cache, bytes + dim));
+    const auto* codes = reinterpret_cast<const uint8_t*>(from);
+    for (int64_t dim = 0; dim < cache.head_dim; dim++) numbers[dim] = to_float(bf16{kFp8.numbers[codes[dim]]});
   }
   float scale = 1.0f;
   if (cache.kind == kKvInt8) std::memcpy(&scale, from + cache.head_dim, sizeof scale);

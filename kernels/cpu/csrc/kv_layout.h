@@ -66,22 +66,23 @@ OCTAVO_INLINE int64_t place_in_tile(bool is_key, int64_t token, int64_t dim, int
 
 typedef uint8_t U8 __attribute__((vector_size(16)));
 
-// What 16 stored bytes mean, without their scale: numbers that bfloat16 holds exactly.
-OCTAVO_INLINE F32 decode_int8(const void* from) {
-  I8 codes;
-  std::memcpy(&codes, from, sizeof codes);
-  return __builtin_convertvector(__builtin_convertvector(codes, I32), F32);
+// The e4m3 numbers below 2^-6 in size, as bfloat16.
+constexpr uint16_t kFp8Subnormals[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+
+// An e4m3 number as bfloat16, which holds it exactly.
+constexpr uint16_t widen_fp8(uint8_t code) {
+  const int size = code & 0x7f;
+  const int number = size < 8 ? kFp8Subnormals[size] : size == 0x7f ? 0x7fc0 : (size << 4) + (120 << 7);
+  return static_cast<uint16_t>(number | (code & 0x80) << 8);
 }
-OCTAVO_INLINE F32 decode_fp8(const void* from) {
-  U8 bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  const U32 bits = __builtin_convertvector(bytes, U32), magnitude = bits & 0x7f;
-  const U32 normal = (magnitude << 20) + (120u << 23);
-  const U32 subnormal = (U32)(__builtin_convertvector((I32)magnitude, F32) * splat(1.0f / 512));
-  const U32 number = magnitude < 8 ? subnormal : normal;
-  const U32 or_nan = magnitude == 0x7f ? U32{} + 0x7fc00000 : number;
-  return (F32)(or_nan | (bits & 0x80) << 24);
-}
+
+struct Fp8Table {
+  uint16_t numbers[256];
+  constexpr Fp8Table() : numbers{} {
+    for (int code = 0; code < 256; code++) numbers[code] = widen_fp8(static_cast<uint8_t>(code));
+  }
+};
+constexpr Fp8Table kFp8;
 
 // To the nearest e4m3 number, ties to even, at most 448 in size; NaN stays NaN.
 OCTAVO_INLINE U8 encode_fp8(F32 value) {

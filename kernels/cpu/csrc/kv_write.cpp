@@ -65,10 +65,10 @@ void encode(const T* vector, const KvCache& cache, float kv_scale, Stored& store
   for (int i = 0; i < num_parts; i++) {
     const int64_t left = head_dim - i * kLanes;
     numbers[i] = load_first(vector + i * kLanes, static_cast<int>(left < kLanes ? left : kLanes));
-    largest = max(largest, max(numbers[i], -numbers[i]));
+    largest = max(largest, (F32)((U32)numbers[i] & 0x7fffffff));
   }
   const bool is_int8 = cache.kind == kKvInt8;
-  stored.scale = is_int8 ? reduce_max(largest) / 127.0f : kv_scale;
+  stored.scale = is_int8 ? reduce_max(largest) * (1.0f / 127.0f) : kv_scale;
   const F32 divisor = splat(is_int8 && stored.scale < 1.17549435e-38f ? 1.17549435e-38f : stored.scale);
   for (int i = 0; i < num_parts; i++) {
     const F32 scaled = numbers[i] / divisor;

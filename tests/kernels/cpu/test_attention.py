@@ -1,0 +1,219 @@
+"""Paged attention on the CPU against float64 over poisoned memory, and where its bits must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import Case, Step, naive_attention
+from cpu_attention import SCALE, CpuStep, attend, build_for_cpu, poisoned, write_tokens
+from cpu_kernels import assert_same_bits
+from kernel_checks import DTYPES, assert_close
+
+from octavo.kernels.cpu.attention import cpu_paged_attention, cpu_plan_attention
+from octavo.kernels.cpu.attention_plan import CHUNK_TOKENS, MIN_ITEMS, make_plan, plan_capacity
+from octavo.kernels.cpu.execution import EXECUTOR
+from octavo.kernels.ops.attention import HeadShape
+
+RAGGED = Case([1, 1, 5, 1, 150, 1], [299, 12, 130, 0, 40, 700], num_kv_heads=3, group=3, head_dim=64)
+LAYOUTS = [
+    {"head_dim": 64, "block_size": 16},
+    {"head_dim": 64, "block_size": 32, "is_first_block_shared": True},
+    {"head_dim": 80, "block_size": 16},
+    {"head_dim": 128, "block_size": 48},
+    {"head_dim": 256, "block_size": 16, "num_kv_heads": 1},
+    {"head_dim": 16, "block_size": 128, "group": 8},
+    {"head_dim": 64, "block_size": 1},
+    {"head_dim": 64, "block_size": 7},
+    {"head_dim": 6, "block_size": 16},
+    {"head_dim": 40, "block_size": 4, "group": 20},
+]
+LAYERS = [{}, {"window": 1}, {"window": 40}, {"window": 200}, {"soft_cap": 2.0}, {"is_fp8": True}]
+
+
+def check(built: CpuStep) -> None:
+    got = attend(built.step, built.options)
+    assert_close(got, naive_attention(built.plain, SCALE, built.options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ragged_batches_of_any_layout(each_isa, layout: dict[str, int], dtype: torch.dtype) -> None:
+    check(build_for_cpu(RAGGED._replace(dtype=dtype, **layout)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_layers_of_any_kind(each_isa, block_size: int, layer: dict[str, object], dtype: torch.dtype) -> None:
+    check(build_for_cpu(RAGGED._replace(dtype=dtype, block_size=block_size, **layer)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[7], LAYOUTS[8]], ids=str)
+@pytest.mark.parametrize("layer", [{}, {"window": 40}], ids=str)
+def test_int8_caches(each_isa, layer: dict[str, int], layout: dict[str, int], dtype: torch.dtype) -> None:
+    check(build_for_cpu(RAGGED._replace(dtype=dtype, **layout, **layer), is_int8=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lengths_around_tiles_and_chunks(each_isa, dtype: torch.dtype) -> None:
+    around = [end + more for end in (16, CHUNK_TOKENS, 2 * CHUNK_TOKENS) for more in (-1, 0, 1)]
+    check(build_for_cpu(Case([1] * len(around), [end - 1 for end in around], group=2, head_dim=32, dtype=dtype)))
+    check(build_for_cpu(Case(around[:6], [0, 1, 15, 16, 17, 127], group=2, head_dim=32, dtype=dtype)))
+
+
+def test_large_scores_do_not_overflow(each_isa) -> None:
+    built = build_for_cpu(RAGGED._replace(dtype=torch.bfloat16))
+    got = cpu_paged_attention(*built.step, 40.0)
+    assert_close(got, naive_attention(built.plain, 40.0))
+
+
+def only(step: Step, rows: Sequence[int]) -> tuple[Step, torch.Tensor]:
+    """The step with some requests of it, and where their tokens were."""
+    starts = step.query_start_loc.tolist()
+    tokens = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
+    query_lens = [starts[row + 1] - starts[row] for row in rows]
+    query_start_loc = torch.tensor([0, *query_lens]).cumsum(0).int()
+    part = step._replace(
+        query=step.query[tokens],
+        query_start_loc=query_start_loc,
+        seq_lens=step.seq_lens[list(rows)],
+        block_tables=step.block_tables[list(rows)],
+    )
+    return part, tokens
+
+
+KINDS = [
+    {"dtype": torch.float32},
+    {"dtype": torch.bfloat16},
+    {"dtype": torch.bfloat16, "window": 40},
+    {"dtype": torch.bfloat16, "is_fp8": True},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_request_has_the_same_bits_in_any_company(each_isa, kind: dict[str, object]) -> None:
+    built = build_for_cpu(RAGGED._replace(**kind))
+    together = attend(built.step, built.options)
+    for num_threads in (1, 2):
+        EXECUTOR.start(num_threads, each_isa.library.instruction_set)
+        for rows in ([0], [1], [2], [3], [4], [5], [1, 0], [5, 3, 2, 0], [4, 1], [5] * 20):
+            part, tokens = only(built.step, rows)
+            assert_same_bits([attend(part, built.options)], [together[tokens]])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_a_prompt_has_the_same_bits_in_chunks_of_any_size(each_isa, is_int8: bool, kind: dict[str, object]) -> None:
+    """Token by token, in chunks and as a whole; the later tokens' slots are still poison when earlier ones run."""
+    if is_int8 and "is_fp8" in kind:
+        pytest.skip("a cache has one dtype")
+    case = Case([300], [0], num_kv_heads=3, group=3, head_dim=64, **kind)
+    built = build_for_cpu(case, is_int8)
+    whole = attend(built.step, built.options)
+    for chunk in (1, 7, 64, 140):
+        kv_cache = poisoned(built.plain, built.step.kv_cache.dtype)
+        for first in range(0, 300, chunk):
+            last = min(first + chunk, 300)
+            write_tokens(built.plain, kv_cache, 0, first, last, case.dtype, built.options)
+            starts, seq_lens = (torch.tensor(values, dtype=torch.int32) for values in ([0, last - first], [last]))
+            part = Step(built.step.query[first:last], kv_cache, starts, seq_lens, built.step.block_tables)
+            assert_same_bits([attend(part, built.options)], [whole[first:last]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neither_block_size_nor_block_ids_change_a_bit(each_isa, dtype: torch.dtype) -> None:
+    cases = [RAGGED._replace(dtype=dtype, block_size=block_size) for block_size in (16, 1, 7, 512)]
+    results = [attend(built.step, built.options) for built in map(build_for_cpu, cases)]
+    for result in results[1:]:
+        assert_same_bits([result], results[:1])
+
+
+def test_a_recorded_command_serves_other_requests(executor) -> None:
+    """Fewer requests, tokens and work than it was recorded with; the plan ends with a row of -1."""
+    first = build_for_cpu(RAGGED._replace(dtype=torch.bfloat16)).step
+    query = torch.empty_like(first.query)
+    starts, seq_lens = torch.empty(7, dtype=torch.int32), torch.empty(6, dtype=torch.int32)
+    tables, heads = torch.empty_like(first.block_tables), HeadShape(9, 3, 64)
+    capacity = plan_capacity(6, 1000, heads, num_tokens=len(query))
+    work, reductions = (torch.full((num, 4), -1, dtype=torch.int32) for num in capacity[:2])
+    plan = make_plan(np.ones(1, np.int32), np.ones(1, np.int32), heads)._replace(
+        work=work, reductions=reductions, num_partials=capacity.num_partials
+    )
+    with EXECUTOR.record(len(query)) as commands:
+        out = cpu_paged_attention(query, first.kv_cache, starts, seq_lens, tables, SCALE, plan=plan)
+    for rows in ([0, 1, 2, 3, 4, 5], [5], [4, 3], [2, 0, 5]):
+        part, _ = only(first, rows)
+        made = cpu_plan_attention(part.query_start_loc.diff().numpy(), part.seq_lens.numpy(), heads)
+        work.fill_(-1)[: len(made.work)] = made.work
+        reductions.fill_(-1)[: len(made.reductions)] = made.reductions
+        query[: len(part.query)], tables[: len(rows)] = part.query, part.block_tables
+        starts[: len(rows) + 1], seq_lens[: len(rows)] = part.query_start_loc, part.seq_lens
+        commands.replay(len(part.query))
+        assert_same_bits([out[: len(part.query)]], [cpu_paged_attention(*part, SCALE)])
+
+
+def test_queries_may_lie_in_a_projection_and_out_may_be_given(each_isa) -> None:
+    step = build_for_cpu(RAGGED).step
+    projection = torch.randn(len(step.query), 15, 64)
+    projection[:, :9] = step.query
+    out = torch.full_like(step.query, torch.nan)
+    result = cpu_paged_attention(projection[:, :9], *step[1:], SCALE, out)
+    assert result is out
+    assert_same_bits([out], [cpu_paged_attention(*step, SCALE)])
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"query": torch.zeros(159, 9, 64, dtype=torch.bfloat16)}, "kv_cache of torch.float32"),
+        ({"query": torch.zeros(159, 8, 64)}, "query has 8 heads"),
+        ({"query": torch.zeros(159, 9, 32)}, "head_dim 32"),
+        ({"seq_lens": torch.zeros(6, dtype=torch.int64)}, "seq_lens of torch.int64"),
+        ({"window": 0}, "window 0"),
+        ({"kv_scales": torch.ones(2)}, "kv_scales"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], names: str) -> None:
+    EXECUTOR.start(1)
+    step = build_for_cpu(RAGGED).step
+    with pytest.raises(ValueError, match=names):
+        cpu_paged_attention(**(step._asdict() | {"scale": SCALE} | change))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_cover_every_query_once_and_fit_their_capacity(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_requests, heads = int(rng.integers(0, 60)), HeadShape(*[(9, 3, 64), (32, 8, 128), (4, 4, 64)][seed % 3])
+    query_lens = rng.choice([0, 1, 1, 1, 2, 100, 513] if seed % 2 else [1], num_requests).astype(np.int32)
+    seq_lens = (query_lens + rng.integers(0, 5000, num_requests)).astype(np.int32)
+    plan = make_plan(query_lens, seq_lens, heads)
+    seen = np.zeros((num_requests, 600, 60), int)  # by chunk of the keys
+    num_partials = 0
+    for request, first, first_chunk, reduction in plan.work.tolist():
+        num_queries = min(query_lens[request] - first, max(1, 96 * heads.num_kv_heads // heads.num_query_heads))
+        end = 60 if reduction < 0 else first_chunk + int(plan.reductions[reduction, 3])
+        seen[request, first : first + num_queries, first_chunk:end] += 1
+    for request, first, partial, _ in plan.reductions.tolist():
+        assert (query_lens[request], first, partial) == (1, 0, num_partials)
+        num_partials += -(-seq_lens[request] // CHUNK_TOKENS)
+    assert num_partials == plan.num_partials
+    for request in range(num_requests):
+        num_chunks = -(-seq_lens[request] // CHUNK_TOKENS)
+        assert (seen[request, : query_lens[request], :num_chunks] == 1).all()
+        assert (seen[request, query_lens[request] :] == 0).all()
+    capacity = plan_capacity(num_requests, 5600, heads, num_tokens=int(query_lens[query_lens > 1].sum()))
+    assert len(plan.work) <= capacity.num_work
+    assert len(plan.reductions) <= capacity.num_reductions
+    assert plan.num_partials <= capacity.num_partials
+
+
+def test_few_requests_are_split_and_many_are_not() -> None:
+    heads = HeadShape(9, 3, 64)
+    one = make_plan(np.ones(1, np.int32), np.array([4000], np.int32), heads)
+    assert len(one.work) * 3 >= MIN_ITEMS
+    many = make_plan(np.ones(99, np.int32), np.full(99, 300, np.int32), heads)
+    assert (len(many.work), len(many.reductions)) == (99, 0)
