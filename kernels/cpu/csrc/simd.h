@@ -57,7 +57,12 @@ OCTAVO_INLINE float to_float(bf16 value) {
 }
 
 OCTAVO_INLINE F32 widen(U16 bits) {
-#if defined(OCTAVO_AVX2) && !defined(OCTAVO_AVX512)
+#if defined(OCTAVO_AVX512)
+  // Each number to the upper half of its lane: one instruction instead of two.
+  const __m512i places = _mm512_set_epi32(0xf0000, 0xe0000, 0xd0000, 0xc0000, 0xb0000, 0xa0000, 0x90000, 0x80000,
+                                          0x70000, 0x60000, 0x50000, 0x40000, 0x30000, 0x20000, 0x10000, 0);
+  return (F32)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, places, _mm512_castsi256_si512((__m256i)bits));
+#elif defined(OCTAVO_AVX2) && !defined(OCTAVO_AVX512)
   const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128((__m256i)bits));
   const __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256((__m256i)bits, 1));
   return join((F32x8)_mm256_slli_epi32(low, 16), (F32x8)_mm256_slli_epi32(high, 16));
