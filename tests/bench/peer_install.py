@@ -97,7 +97,7 @@ class Installer:
         return path
 
     def _make(self, recipe: Recipe, path: Path) -> None:
-        venv.create(path, with_pip=True)
+        venv.create(path, symlinks=True, with_pip=True)
         log_name = f"install-{recipe.name}"
         pip = [str(path / "bin" / "python"), "-m", "pip"]
         variables = {

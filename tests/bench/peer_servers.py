@@ -21,6 +21,10 @@ from peer_models import GGUF_FORMATS, Models
 NUM_CORES = os.cpu_count() or 1
 CONTEXT_TOKENS = 2048
 CACHE_GIB = 2
+KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2  # keys and values, layers, KV heads, their size, bytes of bfloat16
+TRANSFORMERS_BLOCK_TOKENS = 32
+TRANSFORMERS_BLOCKS = CACHE_GIB * 2**30 // (TRANSFORMERS_BLOCK_TOKENS * KV_BYTES_PER_TOKEN)
+TRANSFORMERS_BATCH_TOKENS = 512  # unless it is told, its cache and batches grow with the machine's memory
 MODEL_NAME = "same-weights"
 OCTAVO = "octavo"
 
@@ -124,7 +128,9 @@ def transformers(installer: Installer, models: Models) -> Server:
     """`transformers serve` with continuous batching."""
     environment, weights = installer.environment(TRANSFORMERS), str(models.without_end_token())
     command = (str(environment / "bin" / "transformers"), "serve", weights, "--continuous-batching",
-               "--host", "127.0.0.1", "--port", "{port}", "--device", "cpu", "--dtype", "bfloat16")  # fmt: skip
+               "--host", "127.0.0.1", "--port", "{port}", "--device", "cpu", "--dtype", "bfloat16",
+               "--cb-block-size", str(TRANSFORMERS_BLOCK_TOKENS), "--cb-num-blocks", str(TRANSFORMERS_BLOCKS),
+               "--cb-max-batch-tokens", str(TRANSFORMERS_BATCH_TOKENS))  # fmt: skip
     note = "bf16; it cannot ignore the end token, so its model has none; its streams have no [DONE]"
     return Server(
         "transformers", "transformers", command, note, weights, {"HF_HUB_OFFLINE": "1"}, "no_end_token", False
