@@ -1,52 +1,35 @@
 // Products with bfloat16 and fp32 weights, packing of their rows, and rows of an embedding.
 
+#include "bf16_tiles.h"
 #include "dense_rows.h"
-#include "dense_tiles.h"
 #include "kernel.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
-// Panels of an item are read once from memory and then stay in the second-level cache while rows pass, as do the rows.
-constexpr int64_t kItemPanelBytes = 256 << 10, kItemRowBytes = 1 << 20;
-// So many items for each thread, so that one of them is not left alone with the last for long.
-constexpr int64_t kItemsPerThread = 8;
-constexpr int64_t kRowGranularity = 96;  // whole blocks of rows on every instruction set
+#if defined(OCTAVO_AMX)
 
-int64_t clamp(int64_t value, int64_t low, int64_t high) { return value < low ? low : value > high ? high : value; }
+// Where the tiles of a dense weight are.
+struct DensePanels {
+  static constexpr bool kStreams = true;
+  static constexpr int64_t kScratchBytes = 0;
 
-// How a product is split into items; which item a sum is in does not change it.
-class Split {
- public:
-  Split(const DenseWeight& weight, int64_t num_rows, int num_threads)
-      : num_rows_(num_rows), num_panels_(num_panels(weight.num_outputs, weight.is_gated)) {
-    const int64_t num_wanted = kItemsPerThread * num_threads;
-    panels_per_item_ = clamp(num_panels_ / num_wanted, 1, clamp(kItemPanelBytes / panel_bytes(weight), 1, num_panels_));
-    num_panel_groups_ = divide_up(num_panels_, panels_per_item_);
-    const int64_t row_bytes = weight.num_inputs * (weight.is_bf16 ? sizeof(bf16) : sizeof(float));
-    const int64_t fewest_groups = divide_up(num_rows * row_bytes, kItemRowBytes);
-    const int64_t num_groups = clamp(divide_up(num_wanted, num_panel_groups_), fewest_groups, num_rows);
-    rows_per_item_ = divide_up(divide_up(num_rows, num_groups), kRowGranularity) * kRowGranularity;
-    num_row_groups_ = divide_up(num_rows, rows_per_item_);
+  const DenseWeight& weight;
+
+  const char* get(int64_t panel, int64_t step, int64_t, char*) const {
+    return panel_of(weight, panel) + step * kStepBytes;
   }
-
-  int64_t num_items() const { return num_panel_groups_ * num_row_groups_; }
-
-  Item item(int64_t index) const {
-    const int64_t first_panel = index / num_row_groups_ * panels_per_item_;
-    const int64_t first_row = index % num_row_groups_ * rows_per_item_;
-    return {first_row, clamp(first_row + rows_per_item_, 0, num_rows_), first_panel,
-            clamp(first_panel + panels_per_item_, 0, num_panels_)};
-  }
-
- private:
-  int64_t num_rows_, num_panels_, panels_per_item_, num_panel_groups_, rows_per_item_, num_row_groups_;
 };
+
+#endif
 
 OCTAVO_KERNEL(dense_linear, DenseLinearArgs) {
   if (work.num_rows == 0) return;
-  const Split split(args.weight, work.num_rows, work.num_threads());
+  const DenseWeight& weight = args.weight;
+  const int64_t row_bytes = weight.num_inputs * (weight.is_bf16 ? sizeof(bf16) : sizeof(float));
+  const Split split(num_panels(weight.num_outputs, weight.is_gated), panel_bytes(weight), work.num_rows, row_bytes,
+                    work.num_threads());
 #if defined(OCTAVO_AMX)
   Tiles tiles;
 #endif
@@ -56,7 +39,8 @@ OCTAVO_KERNEL(dense_linear, DenseLinearArgs) {
       compute_with<Fp32Step>(args, work, item);
     } else {
 #if defined(OCTAVO_AMX)
-      compute_with_tiles(args, work, item, tiles);
+      compute_with_tiles(TileRowsOfX{static_cast<const bf16*>(args.x), weight.num_inputs}, DensePanels{weight}, args.output,
+                         work, item, tiles);
 #else
       compute_with<Bf16Step>(args, work, item);
 #endif

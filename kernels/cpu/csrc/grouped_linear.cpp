@@ -1,7 +1,8 @@
 // Products with weights of GGUF blocks.
 
 #include "grouped_sums.h"
-#include "grouped_tiles.h"
+#include "grouped_widened.h"
+#include "item_split.h"
 #include "kernel.h"
 
 namespace octavo {
@@ -10,9 +11,6 @@ namespace {
 
 // Up to so many rows each thread rounds all of them for itself, which takes less time than to wait for the others.
 constexpr int64_t kRowsRoundedByEach = 2;
-// Panels of an item are read once from memory, and stay in the second-level cache while rows pass.
-constexpr int64_t kItemPanelBytes = 256 << 10, kItemRows = 256;
-constexpr int64_t kItemsPerThread = 8;
 
 struct GroupedLinearArgs {
   const void* x;  // [rows, num_inputs]
@@ -78,12 +76,8 @@ void compute_rows(const GroupedLinearArgs& args, const RowGroup* x, int64_t row,
   }
 }
 
-struct GroupedItem {
-  int64_t first_row, end_row, first_panel, end_panel;
-};
-
 template <class Format>
-void compute_item(const GroupedLinearArgs& args, const RowGroup* x, const GroupedItem& item) {
+void compute_item(const GroupedLinearArgs& args, const RowGroup* x, const Item& item) {
   for (int64_t panel = item.first_panel; panel < item.end_panel; panel++) {
     for (int64_t row = item.first_row; row < item.end_row; row += kMostRows) {
       compute_rows<Format>(args, x, row, item.end_row - row, panel);
@@ -92,30 +86,37 @@ void compute_item(const GroupedLinearArgs& args, const RowGroup* x, const Groupe
 }
 
 template <class Format>
+Split split_of(const GroupedLinearArgs& args, int64_t row_bytes, Work& work) {
+  const GroupedWeight& weight = args.weight;
+  const int64_t panel_bytes = weight.num_inputs / kGroupInputs * kPanelGroupBytes<Format>;
+  return Split(num_panels(weight.num_outputs, weight.is_gated), panel_bytes, work.num_rows, row_bytes,
+               work.num_threads());
+}
+
+#if defined(OCTAVO_AMX)
+
+template <class Format>
+void compute_widened(const GroupedLinearArgs& args, Work& work) {
+  const Split split = split_of<Format>(args, args.weight.num_inputs * sizeof(bf16), work);
+  const TileRowsOfX x{static_cast<const bf16*>(args.x), args.weight.num_inputs};
+  Tiles tiles;
+  for (int64_t index = work.take(); index < split.num_items(); index = work.take()) {
+    compute_with_tiles(x, WidenedPanels<Format>{args.weight}, args.output, work, split.item(index), tiles);
+  }
+}
+
+#endif
+
+template <class Format>
 void compute(const GroupedLinearArgs& args, Work& work) {
+#if defined(OCTAVO_AMX)
+  if (args.x_is_bf16) return compute_widened<Format>(args, work);
+#endif
   const RowGroup* x = round_rows<Format>(args, work);
   if (x == nullptr) return;
-  const int64_t panels = num_panels(args.weight.num_outputs, args.weight.is_gated);
-  const int64_t panel_bytes = args.weight.num_inputs / kGroupInputs * kPanelGroupBytes<Format>;
-  int64_t panels_per_item = panels / (kItemsPerThread * work.num_threads());
-  if (panels_per_item * panel_bytes > kItemPanelBytes) panels_per_item = kItemPanelBytes / panel_bytes;
-  if (panels_per_item < 1) panels_per_item = 1;
-  const int64_t num_row_parts = divide_up(work.num_rows, kItemRows);
-  const int64_t num_items = divide_up(panels, panels_per_item) * num_row_parts;
-  for (int64_t index = work.take(); index < num_items; index = work.take()) {
-    GroupedItem item;
-    item.first_panel = index / num_row_parts * panels_per_item;
-    item.end_panel = item.first_panel + panels_per_item < panels ? item.first_panel + panels_per_item : panels;
-    item.first_row = index % num_row_parts * kItemRows;
-    item.end_row = item.first_row + kItemRows < work.num_rows ? item.first_row + kItemRows : work.num_rows;
-#if defined(OCTAVO_AMX)
-    if (work.num_rows >= kLeastRowsForTiles) {
-      compute_item_with_tiles<Format>(args.weight, args.output, work, x, item.first_panel, item.end_panel,
-                                      item.first_row, item.end_row);
-      continue;
-    }
-#endif
-    compute_item<Format>(args, x, item);
+  const Split split = split_of<Format>(args, args.weight.num_inputs, work);
+  for (int64_t index = work.take(); index < split.num_items(); index = work.take()) {
+    compute_item<Format>(args, x, split.item(index));
   }
 }
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from grouped_blocks import BLOCK_FORMATS, assert_product, packed, random_rows, random_weight
 
-from octavo.kernels.cpu import grouped_linear
+from octavo.kernels.cpu import dense_linear, grouped_linear
 from octavo.kernels.cpu.execution import EXECUTOR, Executor
+from octavo.kernels.cpu.library import Library, find_library
 from octavo.kernels.ops.activation import gelu_mul, silu_mul
 from octavo.kernels.ops.packed_linear import Activation, PackedWeight, WeightFormat, dequantize_rows, row_num_bytes
 
@@ -202,3 +203,30 @@ def test_errors_name_what_is_wrong(each_isa: Executor) -> None:
 def test_no_rows(each_isa: Executor) -> None:
     weight: PackedWeight = random_weight(WeightFormat.Q4_0, 8, 64)[0]
     assert grouped_linear.linear(torch.zeros(0, 64), weight, None).shape == (0, 8)
+
+
+@all_formats
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(77, 96), (64, 1696), (32, 576)])
+def test_amx_multiplies_the_weights_that_the_blocks_mean(
+    weight_format: WeightFormat, num_outputs: int, num_inputs: int
+) -> None:
+    """To the bit the product of the same weights held as bfloat16, for any number of rows, gated and not."""
+    if "amx" not in Library(find_library()).supported:
+        pytest.skip("this machine has no AMX")
+    EXECUTOR.start(2, "amx")
+    rows = random_rows(weight_format, num_outputs, num_inputs)
+    dense_rows = dequantize_rows(rows, weight_format).bfloat16()
+    for is_gated in (False, True) if num_outputs % 2 == 0 else (False,):
+        weight = packed(rows, weight_format, num_inputs, is_gated=is_gated)
+        dense_bytes = dense_linear.num_bytes(WeightFormat.BFLOAT16, num_outputs, num_inputs, is_gated)
+        data = torch.zeros(dense_bytes, dtype=torch.uint8)
+        dense = PackedWeight(data, WeightFormat.BFLOAT16, num_outputs, num_inputs, is_gated)
+        dense_linear.pack(dense, 0, dense_rows)
+        for num_tokens in (1, 16, 17, 33, 100):
+            x = torch.randn(num_tokens, num_inputs).bfloat16()
+            args = (Activation.SILU, None) if is_gated else (None,)
+            one, other = (
+                (module.gated_linear if is_gated else module.linear)(x, held, *args)
+                for module, held in ((grouped_linear, weight), (dense_linear, dense))
+            )
+            assert torch.equal(one, other)
