@@ -167,7 +167,7 @@ def test_what_is_not_finite_poisons_its_own_row(
             poisoned = x.clone()
             poisoned[row, 41] = value
             y = grouped_linear.linear(poisoned, weight, None)
-            assert y[row].isnan().all()
+            assert not y[row].isfinite().any()
             others = torch.arange(num_tokens) != row
             assert torch.equal(y[others], clean[others])
 
