@@ -3,102 +3,150 @@
     VENV/bin/python tests/bench/openvino_front.py --model DIRECTORY --port PORT --threads 2
 
 It runs in the peer's environment (aiohttp, openvino-genai, tokenizers) and knows only what the benchmark client asks
-for: POST /v1/completions, streamed, greedy. The pipeline steps in a thread of its own and holds the interpreter only
-between steps, so the front costs what a front in C++ would, a few hundred microseconds a step with 32 requests.
-Requests that come while a step runs join the next one.
+for: POST /v1/completions, streamed, greedy. The pipeline has a process of its own: a step holds the interpreter until
+it is over, so in one process no text would leave and no request arrive meanwhile. What the front adds is a message of
+a few bytes per token and step. Requests that come while a step runs join the next one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
-import queue
+import multiprocessing
+import signal
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
-import openvino
-import openvino_genai
 from aiohttp import web
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 MAX_BODY_BYTES = 2**24
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+class Prompt(NamedTuple):
+    """What goes to the pipeline's process."""
+
+    number: int
+    token_ids: list[int]
+    num_output_tokens: int
+    ignores_eos: bool
+
+
+class Progress(NamedTuple):
+    """What comes back after a step, for each request that has new tokens or has ended."""
+
+    number: int
+    token_ids: list[int]
+    has_ended: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the pipeline is made."""
+
+    model: Path
+    num_threads: int
+    cache_gib: int
+
+
+def run_pipeline(settings: Settings, connection: Connection) -> None:
+    """Step until the front is gone: the main function of the pipeline's process."""
+    import openvino_genai
+
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = settings.cache_gib
+    scheduler.enable_prefix_caching = True
+    properties = {"INFERENCE_NUM_THREADS": settings.num_threads}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(settings.model), scheduler, "CPU", properties)
+    live: dict[int, Any] = {}
+    while True:
+        while not live or connection.poll():
+            prompt: Prompt = connection.recv()
+            live[prompt.number] = add(pipeline, prompt)
+        pipeline.step()
+        found = [progress(number, handle) for number, handle in live.items()]
+        for one in found:
+            if one.has_ended:
+                del live[one.number]
+        connection.send([one for one in found if one.token_ids or one.has_ended])
+
+
+def add(pipeline: Any, prompt: Prompt) -> Any:
+    """Hand a request to the pipeline; return its handle."""
+    import numpy
+    import openvino
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = prompt.num_output_tokens
+    config.ignore_eos = prompt.ignores_eos
+    config.do_sample = False
+    token_ids = openvino.Tensor(numpy.array([prompt.token_ids], dtype=numpy.int64))
+    return pipeline.add_request(prompt.number, token_ids, config)
+
+
+def progress(number: int, handle: Any) -> Progress:
+    """Return the tokens that a request got since the last look."""
+    token_ids: list[int] = []
+    while handle.can_read():
+        for output in handle.read().values():
+            token_ids.extend(output.generated_ids)
+    return Progress(number, token_ids, handle.get_status().name != "RUNNING")
 
 
 @dataclass
 class Generation:
     """A request on its way: new tokens arrive in `tokens`, None after the last."""
 
-    prompt_ids: list[int]
-    num_output_tokens: int
-    ignores_eos: bool
+    prompt: Prompt
     tokens: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
 
 
 class Engine:
-    """Owns the pipeline; all calls of it happen in one thread."""
+    """The pipeline's process, as the front sees it."""
 
-    def __init__(self, model: Path, num_threads: int, cache_gib: int) -> None:
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.cache_size = cache_gib
-        scheduler.enable_prefix_caching = True
-        properties = {"INFERENCE_NUM_THREADS": num_threads, "PERFORMANCE_HINT": "LATENCY"}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", properties)
-        self._arrivals: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+    def __init__(self, settings: Settings) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        context.Process(target=run_pipeline, args=(settings, theirs), daemon=True).start()
+        theirs.close()
+        self._live: dict[int, Generation] = {}
+        self._num_seen = 0
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._run, daemon=True).start()
+        self.ended = asyncio.Event()
+        threading.Thread(target=self._receive, daemon=True).start()
 
-    def add(self, generation: Generation) -> None:
-        self._arrivals.put(generation)
+    def add(self, token_ids: list[int], num_output_tokens: int, ignores_eos: bool) -> Generation:
+        self._num_seen += 1
+        generation = Generation(Prompt(self._num_seen, token_ids, num_output_tokens, ignores_eos))
+        self._live[self._num_seen] = generation
+        self._connection.send(generation.prompt)
+        return generation
 
-    def _run(self) -> None:
-        live: list[tuple[openvino_genai.py_openvino_genai.GenerationHandle, Generation]] = []
-        num_seen = 0
-        while True:
-            arrived = [] if live else [self._arrivals.get()]
-            while not self._arrivals.empty():
-                arrived.append(self._arrivals.get())
-            for generation in arrived:
-                num_seen += 1
-                live.append((self._start(num_seen, generation), generation))
-            self._pipeline.step()
-            fresh = [(generation, _read(handle)) for handle, generation in live]
-            ended = [_has_ended(handle) for handle, _ in live]
-            self._loop.call_soon_threadsafe(_hand_out, fresh, ended)
-            live = [pair for pair, has_ended in zip(live, ended, strict=True) if not has_ended]
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._loop.call_soon_threadsafe(self._hand_out, self._connection.recv())
+        except EOFError:
+            self._loop.call_soon_threadsafe(self.ended.set)
 
-    def _start(self, number: int, generation: Generation) -> openvino_genai.py_openvino_genai.GenerationHandle:
-        config = openvino_genai.GenerationConfig()
-        config.max_new_tokens = generation.num_output_tokens
-        config.ignore_eos = generation.ignores_eos
-        config.do_sample = False
-        prompt = openvino.Tensor(np.array([generation.prompt_ids], dtype=np.int64))
-        return self._pipeline.add_request(number, prompt, config)
-
-
-def _read(handle: openvino_genai.py_openvino_genai.GenerationHandle) -> list[int]:
-    """Return the tokens made since the last look."""
-    tokens: list[int] = []
-    while handle.can_read():
-        for output in handle.read().values():
-            tokens.extend(output.generated_ids)
-    return tokens
-
-
-def _has_ended(handle: openvino_genai.py_openvino_genai.GenerationHandle) -> bool:
-    return handle.get_status() != openvino_genai.py_openvino_genai.GenerationStatus.RUNNING
-
-
-def _hand_out(fresh: list[tuple[Generation, list[int]]], ended: list[bool]) -> None:
-    for (generation, tokens), has_ended in zip(fresh, ended, strict=True):
-        if tokens:
-            generation.tokens.put_nowait(tokens)
-        if has_ended:
-            generation.tokens.put_nowait(None)
+    def _hand_out(self, found: list[Progress]) -> None:
+        for one in found:
+            tokens = self._live[one.number].tokens
+            if one.token_ids:
+                tokens.put_nowait(one.token_ids)
+            if one.has_ended:
+                tokens.put_nowait(None)
+                del self._live[one.number]
 
 
 class Front:
@@ -110,11 +158,10 @@ class Front:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        prompt_ids = self._tokenizer.encode(body["prompt"]).ids
-        generation = Generation(prompt_ids, body["max_tokens"], body.get("ignore_eos", False))
+        token_ids = self._tokenizer.encode(body["prompt"]).ids
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        self._engine.add(generation)
+        generation = self._engine.add(token_ids, body["max_tokens"], body.get("ignore_eos", False))
         async for event in self._events(generation):
             await response.write(event)
         return response
@@ -125,8 +172,8 @@ class Front:
             num_tokens += len(tokens)
             text = "".join(decoder.step(self._tokenizer, token) or "" for token in tokens)
             yield _event({"choices": [{"index": 0, "text": text}]})
-        reason = "length" if num_tokens == generation.num_output_tokens else "stop"
-        usage = {"prompt_tokens": len(generation.prompt_ids), "completion_tokens": num_tokens}
+        reason = "length" if num_tokens == generation.prompt.num_output_tokens else "stop"
+        usage = {"prompt_tokens": len(generation.prompt.token_ids), "completion_tokens": num_tokens}
         yield _event({"choices": [{"index": 0, "text": "", "finish_reason": reason}], "usage": usage})
         yield b"data: [DONE]\n\n"
 
@@ -136,15 +183,16 @@ def _event(content: dict[str, object]) -> bytes:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Serve until the process is ended."""
-    engine = Engine(args.model, args.threads, args.cache_gib)
+    """Serve until the process is ended, or the pipeline's is."""
+    engine = Engine(Settings(args.model, args.threads, args.cache_gib))
     front = Front(engine, Tokenizer.from_file(str(args.model / "tokenizer.json")))
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.add_routes([web.post("/v1/completions", front.complete)])
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", args.port).start()
-    await asyncio.Event().wait()
+    await engine.ended.wait()
+    raise SystemExit("the pipeline's process has ended")
 
 
 def main() -> None:

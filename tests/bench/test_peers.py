@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import load
@@ -15,11 +16,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from load_client import Target, complete, new_session
+from openvino_front import Front, Generation, Progress, Prompt, progress
 from peer_install import LLAMACPP, OPENVINO, TRANSFORMERS, VLLM, Installer, PeerError, Recipe, last_line
 from peer_models import Models
 from peer_process import OtherWork, end, environment_of, free_port, wait_for_first_token
 from peer_report import Results, Run
 from peer_servers import PEERS, Server, octavo
+from tiny_tokenizers import byte_level
 from workloads import Request
 
 GGUF = Path("/models/small.Q4_1.gguf")
@@ -188,6 +191,53 @@ async def test_a_stream_may_end_without_done_where_the_target_says_so() -> None:
             assert ends_with_done or two.wrong_length  # a length is checked although the request cannot force it
     assert not set(bodies[0]) & {"ignore_eos", "min_tokens"}
     assert load_client.Target("", "m", "a").ends_with_done
+
+
+class FakeEngine:
+    """Answers every request with the same tokens, some of them at once, and the end."""
+
+    def __init__(self, *steps: list[int]) -> None:
+        self._steps = steps
+        self.asked: tuple[list[int], int, bool] | None = None
+
+    def add(self, token_ids: list[int], num_output_tokens: int, ignores_eos: bool) -> Generation:
+        self.asked = (token_ids, num_output_tokens, ignores_eos)
+        generation = Generation(Prompt(1, token_ids, num_output_tokens, ignores_eos))
+        for step in (*self._steps, None):
+            generation.tokens.put_nowait(step)
+        return generation
+
+
+async def test_openvinos_front_answers_as_the_client_wants_it() -> None:
+    tokenizer = byte_level()
+    expected = tokenizer.encode("né!").ids
+    engine = FakeEngine(expected[:1], expected[1:3], expected[3:])
+    app = web.Application()
+    app.router.add_post("/v1/completions", Front(engine, tokenizer).complete)
+    async with TestServer(app) as server:
+        target = Target(str(server.make_url("")).rstrip("/"), "m", "a")
+        async with new_session(target) as session:
+            found = await complete(session, target, Request("ab", 2, len(expected), 0.0))
+            short = await complete(session, target, Request("ab", 2, len(expected) + 1, 0.0))
+    assert (found.is_good, found.text, found.num_prompt_tokens) == (True, "né!", 2)
+    assert engine.asked == (tokenizer.encode("ab").ids, len(expected) + 1, True)
+    assert (short.finish_reason, short.is_good) == ("stop", False)
+
+
+def test_the_pipelines_progress_is_all_that_it_has_to_read() -> None:
+    class Handle:
+        reads = [{0: SimpleNamespace(generated_ids=[5])}, {0: SimpleNamespace(generated_ids=[6, 7])}]  # noqa: RUF012
+
+        def can_read(self) -> bool:
+            return bool(self.reads)
+
+        def read(self) -> dict[int, SimpleNamespace]:
+            return self.reads.pop(0)
+
+        def get_status(self) -> SimpleNamespace:
+            return SimpleNamespace(name="FINISHED")
+
+    assert progress(3, Handle()) == Progress(3, [5, 6, 7], True)
 
 
 def results() -> Results:
