@@ -71,11 +71,11 @@ class CommandList:
         """Return the memory of the results on the way."""
         return self._buffers.num_bytes
 
-    def append(self, kernel: int, args: ctypes.Structure, num_rows: int) -> None:
+    def append(self, kernel: tuple[int, ...], args: ctypes.Structure, num_rows: int) -> None:
         """Note a kernel; its arguments are kept, the tensors that they point to are not."""
         if num_rows != self.max_num_rows:
             raise CannotRecordError(f"a kernel of {num_rows} rows in a list of {self.max_num_rows}")
-        self._recorded.append((kernel, args))
+        self._recorded += [(phase, args) for phase in kernel]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self._buffers.empty(shape, dtype)
@@ -111,7 +111,7 @@ class Executor:
         self._library: Library | None = None
         self._team: Team | None = None
         self._list: CommandList | None = None
-        self._kernels: dict[str, int] = {}
+        self._kernels: dict[str, ctypes.Array[Command]] = {}
 
     @property
     def library(self) -> Library:
@@ -142,11 +142,17 @@ class Executor:
 
         What `args` points to must live until the call returns.
         """
-        kernel = self._kernels.get(name) or self._kernels.setdefault(name, self.library.kernel(name))
         if self._list is not None:
-            self._list.append(kernel, args, num_rows)
+            self._list.append(self.library.kernel(name), args, num_rows)
         elif num_rows:
-            self._team.run_one(kernel, args, num_rows)
+            commands = self._kernels.get(name) or self._kernels.setdefault(name, self._commands(name))
+            for command in commands:
+                command.args = ctypes.addressof(args)
+            self._team.run(commands, len(commands), num_rows)
+
+    def _commands(self, name: str) -> ctypes.Array[Command]:
+        commands = [Command(phase) for phase in self.library.kernel(name)]
+        return (Command * len(commands))(*commands)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor for a result."""

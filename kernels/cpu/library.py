@@ -43,12 +43,6 @@ class Library:
             ctypes.c_int64,
             ctypes.c_int64,
         )
-        self._library.octavo_run_one.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-        )
         self._library.octavo_team_destroy.argtypes = (ctypes.c_void_p,)
         self._library.octavo_team_destroy.restype = None
         supported = [name for name in INSTRUCTION_SETS if self._library.octavo_is_supported(name.encode())]
@@ -57,12 +51,17 @@ class Library:
         self.supported = supported
         self.instruction_set = instruction_set or supported[0]
 
-    def kernel(self, name: str) -> int:
-        """Return the address of a kernel for the chosen instruction set; raises KeyError for an unknown name."""
-        address = self._library.octavo_kernel(self.instruction_set.encode(), name.encode())
-        if address is None:
+    def kernel(self, name: str) -> tuple[int, ...]:
+        """Return the addresses of a kernel and of the phases behind it; raises KeyError for an unknown name."""
+        addresses = []
+        while (address := self._address(f"{name}.{len(addresses) + 1}" if addresses else name)) is not None:
+            addresses.append(address)
+        if not addresses:
             raise KeyError(f"no kernel {name} for {self.instruction_set}")
-        return int(address)
+        return tuple(addresses)
+
+    def _address(self, name: str) -> int | None:
+        return self._library.octavo_kernel(self.instruction_set.encode(), name.encode())
 
     def make_team(self, num_threads: int) -> Team:
         """Return a team of `num_threads`, the calling thread among them; raises OSError when they cannot be had."""
@@ -82,10 +81,6 @@ class Team:
     def run(self, commands: ctypes.Array[Command], num_commands: int, num_rows: int) -> None:
         """Run a list; raises IndexError or MemoryError when a kernel says so, after the list has come to its end."""
         _check(self._library.octavo_run(self._handle, commands, num_commands, num_rows))
-
-    def run_one(self, kernel: int, args: ctypes.Structure, num_rows: int) -> None:
-        """Run one kernel; raises as `run` does."""
-        _check(self._library.octavo_run_one(self._handle, kernel, ctypes.byref(args), num_rows))
 
     def close(self) -> None:
         """End the threads."""

@@ -323,22 +323,25 @@ template <class Engine, class T>
 void attend(const AttentionArgs& args, Work& work) {
   const Geometry geometry(args);
   auto* memory = static_cast<char*>(work.scratch(Scratch<Engine>::num_bytes(geometry)));
-  const bool has_reductions = args.num_reductions > 0 && args.reductions[0] >= 0;
-  if (memory != nullptr) {
-    Scratch<Engine> scratch(memory, geometry);
-    Engine::begin();
-    Item item, next;
-    bool has_item = read_item(args, geometry, work.take(), item);
-    while (has_item) {
-      const bool has_next = read_item(args, geometry, work.take(), next);
-      run_item<Engine, T>(args, geometry, item, has_next ? &next : nullptr, scratch);
-      item = next;
-      has_item = has_next;
-    }
-    Engine::end();
+  if (memory == nullptr) return;
+  Scratch<Engine> scratch(memory, geometry);
+  Engine::begin();
+  Item item, next;
+  bool has_item = read_item(args, geometry, work.take(), item);
+  while (has_item) {
+    const bool has_next = read_item(args, geometry, work.take(), next);
+    run_item<Engine, T>(args, geometry, item, has_next ? &next : nullptr, scratch);
+    item = next;
+    has_item = has_next;
   }
-  if (!has_reductions) return;
-  work.barrier();
+  Engine::end();
+}
+
+template <class Engine, class T>
+void join_splits(const AttentionArgs& args, Work& work) {
+  if (args.num_reductions == 0 || args.reductions[0] < 0) return;
+  const Geometry geometry(args);
+  auto* memory = static_cast<char*>(work.scratch(Scratch<Engine>::num_bytes(geometry)));
   if (memory == nullptr) return;
   Scratch<Engine> scratch(memory, geometry);
   const int64_t num_heads = args.cache.num_kv_heads;
@@ -364,6 +367,16 @@ OCTAVO_KERNEL(paged_attention, AttentionArgs) {
     attend<VectorEngine<FloatWords>, float>(args, work);
   } else {
     attend<VectorEngine<WidenedPairs>, float>(args, work);
+  }
+}
+
+OCTAVO_PHASE(paged_attention, 2, AttentionArgs) {
+  if (args.is_bf16) {
+    join_splits<BfloatEngine, bf16>(args, work);
+  } else if (args.cache.kind == kKvFloat32) {
+    join_splits<VectorEngine<FloatWords>, float>(args, work);
+  } else {
+    join_splits<VectorEngine<WidenedPairs>, float>(args, work);
   }
 }
 

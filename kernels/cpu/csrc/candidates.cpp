@@ -106,16 +106,22 @@ int64_t list_likeliest(const LikeliestTokensArgs& args, const Row& row, int64_t 
   return num_listed;
 }
 
-OCTAVO_KERNEL(likeliest_tokens, LikeliestTokensArgs) {
-  const Rows rows = {args.logits, args.found, args.vocab_size};
-  find_largest(rows, work);
+Rows rows_of(const LikeliestTokensArgs& args) { return {args.logits, args.found, args.vocab_size}; }
+
+OCTAVO_KERNEL(likeliest_tokens, LikeliestTokensArgs) { find_largest(rows_of(args), work); }
+
+OCTAVO_PHASE(likeliest_tokens, 2, LikeliestTokensArgs) {
+  const Rows rows = rows_of(args);
   const int64_t num_chunks = rows.num_chunks(), num_items = work.num_rows * num_chunks;
   for (int64_t item = work.take(); item < num_items; item = work.take()) {
     const Row row(rows, item / num_chunks);
     const float maximum = row.maximum();
     if (!std::isnan(maximum)) sum_chunk(row, item % num_chunks, maximum);
   }
-  work.barrier();
+}
+
+OCTAVO_PHASE(likeliest_tokens, 3, LikeliestTokensArgs) {
+  const Rows rows = rows_of(args);
   const int64_t max_listed = args.vocab_size + 1, candidate_bytes = sizeof(Candidate), number_bytes = sizeof(float);
   void* memory = work.scratch(max_listed * candidate_bytes + rows.num_segments() * number_bytes);
   if (memory == nullptr) return;

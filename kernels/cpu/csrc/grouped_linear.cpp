@@ -33,21 +33,14 @@ void round_one_row(const GroupedLinearArgs& args, int64_t row, int64_t num_rows,
 
 // The rows of activations, rounded; nullptr without memory.
 template <class Format>
-const RowGroup* round_rows(const GroupedLinearArgs& args, Work& work) {
-  if (work.num_rows <= kRowsRoundedByEach) {
-    const int64_t num_groups = args.weight.num_inputs / kGroupInputs;
-    auto* own = static_cast<RowGroup*>(work.scratch(num_groups * sizeof(RowGroup)));
-    for (int64_t row = 0; own != nullptr && row < work.num_rows; row++) {
-      round_one_row<Format>(args, row, work.num_rows, own);
-    }
-    return own;
+const RowGroup* rounded_rows(const GroupedLinearArgs& args, Work& work) {
+  if (work.num_rows > kRowsRoundedByEach) return args.rounded;
+  const int64_t num_groups = args.weight.num_inputs / kGroupInputs;
+  auto* own = static_cast<RowGroup*>(work.scratch(num_groups * sizeof(RowGroup)));
+  for (int64_t row = 0; own != nullptr && row < work.num_rows; row++) {
+    round_one_row<Format>(args, row, work.num_rows, own);
   }
-  const int64_t num_padded = divide_up(work.num_rows, kBlockRows) * kBlockRows;
-  for (int64_t row = work.take(); row < num_padded; row = work.take()) {
-    round_one_row<Format>(args, row, work.num_rows, args.rounded);
-  }
-  work.barrier();
-  return args.rounded;
+  return own;
 }
 
 template <class Format, int kRows>
@@ -107,12 +100,21 @@ void compute_widened(const GroupedLinearArgs& args, Work& work) {
 
 #endif
 
+bool is_widened(const GroupedLinearArgs& args) {
+#if defined(OCTAVO_AMX)
+  return args.x_is_bf16;
+#else
+  (void)args;
+  return false;
+#endif
+}
+
 template <class Format>
 void compute(const GroupedLinearArgs& args, Work& work) {
 #if defined(OCTAVO_AMX)
-  if (args.x_is_bf16) return compute_widened<Format>(args, work);
+  if (is_widened(args)) return compute_widened<Format>(args, work);
 #endif
-  const RowGroup* x = round_rows<Format>(args, work);
+  const RowGroup* x = rounded_rows<Format>(args, work);
   if (x == nullptr) return;
   const Split split = split_of<Format>(args, args.weight.num_inputs, work);
   for (int64_t index = work.take(); index < split.num_items(); index = work.take()) {
@@ -120,7 +122,18 @@ void compute(const GroupedLinearArgs& args, Work& work) {
   }
 }
 
+// Rounds the activations, where that is shared out.
 OCTAVO_KERNEL(grouped_linear, GroupedLinearArgs) {
+  if (is_widened(args) || work.num_rows <= kRowsRoundedByEach) return;
+  const int64_t num_padded = divide_up(work.num_rows, kBlockRows) * kBlockRows;
+  with_format(args.weight, [&](auto format) {
+    for (int64_t row = work.take(); row < num_padded; row = work.take()) {
+      round_one_row<decltype(format)>(args, row, work.num_rows, args.rounded);
+    }
+  });
+}
+
+OCTAVO_PHASE(grouped_linear, 2, GroupedLinearArgs) {
   if (work.num_rows == 0) return;
   with_format(args.weight, [&](auto format) { compute<decltype(format)>(args, work); });
 }

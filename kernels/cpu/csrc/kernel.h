@@ -19,11 +19,16 @@ struct Registration {
 #define OCTAVO_STRING_OF(text) #text
 #define OCTAVO_STRING(macro) OCTAVO_STRING_OF(macro)
 
+// What has to wait for all of a kernel's items is a phase behind it: OCTAVO_PHASE(sample_tokens, 2, Args) follows
+// OCTAVO_KERNEL(sample_tokens, Args), with the same arguments.
+//
 // OCTAVO_KERNEL(rms_norm, RmsNormArgs) { args.x ...; work.num_rows ...; }
-#define OCTAVO_KERNEL(name, Args)                                                                     \
-  static void name##_of_args(const Args& args, Work& work);                                           \
-  static void name##_kernel(const void* args, Work& work) {                                           \
-    name##_of_args(*static_cast<const Args*>(args), work);                                            \
+#define OCTAVO_KERNEL(name, Args) OCTAVO_REGISTERED_KERNEL(name, #name, Args)
+#define OCTAVO_PHASE(name, number, Args) OCTAVO_REGISTERED_KERNEL(name##_##number, #name "." #number, Args)
+#define OCTAVO_REGISTERED_KERNEL(symbol, name, Args)                                                  \
+  static void symbol##_of_args(const Args& args, Work& work);                                         \
+  static void symbol##_kernel(const void* args, Work& work) {                                         \
+    symbol##_of_args(*static_cast<const Args*>(args), work);                                          \
   }                                                                                                   \
-  static const Registration name##_registration(OCTAVO_STRING(OCTAVO_ISA), #name, name##_kernel);     \
-  static void name##_of_args(const Args& args, Work& work)
+  static const Registration symbol##_registration(OCTAVO_STRING(OCTAVO_ISA), name, symbol##_kernel);  \
+  static void symbol##_of_args(const Args& args, Work& work)

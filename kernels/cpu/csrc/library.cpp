@@ -100,10 +100,4 @@ OCTAVO_EXPORT void octavo_team_destroy(Team* team) { delete team; }
 OCTAVO_EXPORT int32_t octavo_run(Team* team, const Command* commands, int64_t num_commands, int64_t num_rows) {
   return static_cast<int32_t>(team->run(commands, num_commands, num_rows));
 }
-
-// Runs a list of one command.
-OCTAVO_EXPORT int32_t octavo_run_one(Team* team, Kernel kernel, const void* args, int64_t num_rows) {
-  const Command command{kernel, args};
-  return static_cast<int32_t>(team->run(&command, 1, num_rows));
-}
 }

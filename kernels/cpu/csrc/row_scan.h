@@ -91,13 +91,12 @@ OCTAVO_INLINE void find_largest_of_chunk(const Row& row, int64_t chunk) {
   row.largest[chunk] = std::isnan(fault) ? NAN : reduce_max(max(max(best[0], best[1]), max(best[2], best[3])));
 }
 
-// The first phase of what is done with rows: the largest logit of each chunk. Ends with a barrier.
+// The first phase of what is done with rows: the largest logit of each chunk.
 OCTAVO_INLINE void find_largest(const Rows& rows, Work& work) {
   const int64_t num_chunks = rows.num_chunks(), num_items = work.num_rows * num_chunks;
   for (int64_t item = work.take(); item < num_items; item = work.take()) {
     find_largest_of_chunk(Row(rows, item / num_chunks), item % num_chunks);
   }
-  work.barrier();
 }
 
 // The lowest token id with this logit, which is the row's largest.

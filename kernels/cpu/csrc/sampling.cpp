@@ -193,7 +193,13 @@ int64_t decide(const SampleTokensArgs& args, const Row& row, int64_t index, Scra
                                          : draw_from_all(row, options, uniform);
 }
 
-void sum_rows(const SampleTokensArgs& args, const Rows& rows, Work& work) {
+Rows rows_of(const SampleTokensArgs& args) { return {args.logits, args.found, args.vocab_size}; }
+
+OCTAVO_KERNEL(sample_tokens, SampleTokensArgs) { find_largest(rows_of(args), work); }
+
+OCTAVO_PHASE(sample_tokens, 2, SampleTokensArgs) {
+  if (std::all_of(args.temperatures, args.temperatures + work.num_rows, is_greedy)) return;
+  const Rows rows = rows_of(args);
   const int64_t num_chunks = rows.num_chunks(), num_items = work.num_rows * num_chunks;
   for (int64_t item = work.take(); item < num_items; item = work.take()) {
     const int64_t index = item / num_chunks;
@@ -202,19 +208,14 @@ void sum_rows(const SampleTokensArgs& args, const Rows& rows, Work& work) {
     const float maximum = row.maximum();
     if (!std::isnan(maximum)) sum_chunk(row, item % num_chunks, Options(args, index, maximum));
   }
-  work.barrier();
 }
 
-OCTAVO_KERNEL(sample_tokens, SampleTokensArgs) {
-  const Rows rows = {args.logits, args.found, args.vocab_size};
-  find_largest(rows, work);
-  const float* end = args.temperatures + work.num_rows;
-  if (!std::all_of(args.temperatures, end, is_greedy)) sum_rows(args, rows, work);
+OCTAVO_PHASE(sample_tokens, 3, SampleTokensArgs) {
   void* memory = work.scratch(Scratch::num_bytes(args.vocab_size));
   if (memory == nullptr) return;
   Scratch scratch(memory, args.vocab_size);
   for (int64_t index = work.take(); index < work.num_rows; index = work.take()) {
-    args.token_ids[index] = decide(args, Row(rows, index), index, scratch);
+    args.token_ids[index] = decide(args, Row(rows_of(args), index), index, scratch);
   }
 }
 

@@ -9,9 +9,17 @@
 namespace octavo {
 namespace {
 
-// A wait in the operating system costs some 50 microseconds on a virtual machine; a step's serial parts take less.
-constexpr int kSpins = 4000;
+// To be woken takes some 50 microseconds on a virtual machine; what a step does between kernels takes less.
+constexpr int kSpins = 1500;
 constexpr int64_t kAlignment = 64;
+
+// A state: number · 2^24 + closed · 2^23 + threads.
+constexpr uint64_t kClosed = 1u << 23, kNumThreads = kClosed - 1;
+constexpr int kNumberShift = 24;
+
+constexpr uint64_t number_of(uint64_t state) { return state >> kNumberShift; }
+constexpr uint64_t open_state(uint64_t number) { return number << kNumberShift; }
+constexpr uint64_t closed_state(uint64_t number) { return open_state(number) | kClosed; }
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -21,30 +29,11 @@ void pause_briefly() {
 #endif
 }
 
-// Returns when `value` is no longer `old`.
-void wait_for_change(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int32_t>& num_asleep) {
-  for (int i = 0; i < kSpins; i++) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    pause_briefly();
-  }
-  num_asleep.fetch_add(1);
-  value.wait(old);
-  num_asleep.fetch_sub(1);
-}
-
-// The count of sleepers is read after the change, and raised before the sleeper looks at the value once more.
-void change(std::atomic<uint32_t>& value, std::atomic<int32_t>& num_asleep) {
-  value.fetch_add(1);
-  if (num_asleep.load() != 0) value.notify_all();
-}
-
 }  // namespace
 
 int Work::num_threads() const { return team_.num_threads_; }
 
 int64_t Work::take(int64_t num_items) { return team_.next_item_.fetch_add(num_items, std::memory_order_relaxed); }
-
-void Work::barrier() { team_.barrier(); }
 
 void Work::fail(Failure failure) {
   int32_t none = 0;
@@ -65,53 +54,102 @@ void* Work::scratch(int64_t num_bytes) {
   return own.memory;
 }
 
-Team::Team(int num_threads) : num_threads_(num_threads), scratch_(num_threads) {
+Team::Team(int num_threads) : num_threads_(num_threads), scratch_(num_threads), state_(closed_state(0)) {
   for (int thread = 1; thread < num_threads; thread++) threads_.emplace_back([this, thread] { serve(thread); });
 }
 
 Team::~Team() {
   is_ending_ = true;
-  change(job_number_, num_asleep_);
+  announce(closed_state(number_of(state_.load()) + 1));
   for (std::thread& thread : threads_) thread.join();
   for (Scratch& scratch : scratch_) std::free(scratch.memory);
 }
 
 Failure Team::run(const Command* commands, int64_t num_commands, int64_t num_rows) {
-  job_ = {commands, num_commands, num_rows};
+  if (num_commands == 0) return Failure::kNone;
+  // No command is open, so nobody looks at the job.
+  const uint64_t first = number_of(state_.load(std::memory_order_acquire)) + 1, end = first + num_commands;
+  job_ = {commands, num_commands, num_rows, first};
   failure_.store(0, std::memory_order_relaxed);
-  change(job_number_, num_asleep_);
-  run_as(0);
+  next_item_.store(0, std::memory_order_relaxed);
+  announce(open_state(first));
+  for (uint64_t state = open_state(first); number_of(state) < end; state = state_.load(std::memory_order_acquire)) {
+    uint64_t number = 0;
+    if (join(number)) {
+      work_on(number, 0);
+    } else {
+      wait_for_change(state);
+    }
+  }
   return static_cast<Failure>(failure_.load());
 }
 
 void Team::serve(int thread) {
-  uint32_t seen = 0;
-  while (true) {
-    wait_for_change(job_number_, seen, num_asleep_);
-    seen++;  // a job ends with a barrier of all threads, so none is ever missed
-    if (is_ending_) return;
-    run_as(thread);
+  while (!is_ending_) {
+    const uint64_t state = state_.load(std::memory_order_acquire);
+    uint64_t number = 0;
+    if (join(number)) {
+      work_on(number, thread);
+    } else {
+      wait_for_change(state);
+    }
   }
 }
 
-void Team::run_as(int thread) {
-  const Job job = job_;
-  for (int64_t i = 0; i < job.num_commands; i++) {
-    Work work(*this, job.num_rows, thread);
-    job.commands[i].kernel(job.commands[i].args, work);
-    barrier();
+// Counts this thread as one of the present command, unless that may not be joined any more.
+bool Team::join(uint64_t& number) {
+  uint64_t state = state_.load(std::memory_order_acquire);
+  while ((state & kClosed) == 0) {
+    if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      number = number_of(state);
+      return true;
+    }
   }
+  return false;
 }
 
-void Team::barrier() {
-  const uint32_t phase = phase_.load(std::memory_order_acquire);
-  if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_threads_) {
-    wait_for_change(phase_, phase, num_asleep_);
-    return;
-  }
-  num_arrived_.store(0, std::memory_order_relaxed);
+void Team::work_on(uint64_t number, int thread) {
+  const Command& command = job_.commands[number - job_.first_number];
+  Work work(*this, job_.num_rows, thread);
+  command.kernel(command.args, work);
+  leave(number);
+}
+
+// The thread found no item left. The last one to leave begins the next command.
+void Team::leave(uint64_t number) {
+  uint64_t state = state_.load(std::memory_order_relaxed), left;
+  do {
+    left = (state | kClosed) - 1;
+  } while (!state_.compare_exchange_weak(state, left, std::memory_order_acq_rel, std::memory_order_relaxed));
+  if ((left & kNumThreads) != 0) return;
+  const bool is_last = number + 1 == job_.first_number + job_.num_commands;
   next_item_.store(0, std::memory_order_relaxed);
-  change(phase_, num_asleep_);
+  announce(is_last ? closed_state(number + 1) : open_state(number + 1));
+}
+
+// Returns when another command is the present one; at once when that is so already.
+void Team::wait_for_change(uint64_t state) {
+  const uint64_t number = number_of(state);
+  const auto is_same = [&] {
+    const uint64_t present = state_.load();
+    return number_of(present) == number && ((present & kClosed) != 0) && !is_ending_;
+  };
+  for (int i = 0; i < kSpins; i++) {
+    if (!is_same()) return;
+    pause_briefly();
+  }
+  num_asleep_.fetch_add(1);
+  const uint32_t num_changes = num_changes_.load();
+  if (is_same()) num_changes_.wait(num_changes);
+  num_asleep_.fetch_sub(1);
+}
+
+// Who sleeps has raised its count before it looked at the state for the last time.
+void Team::announce(uint64_t state) {
+  state_.store(state);
+  if (num_asleep_.load() == 0) return;
+  num_changes_.fetch_add(1);
+  num_changes_.notify_all();
 }
 
 }  // namespace octavo

@@ -1,10 +1,12 @@
 // A team of threads that runs command lists, and what a kernel sees of it.
 //
-// Every thread of the team runs every kernel; a kernel shares its work out by taking items from a common counter, so
-// that a thread which the operating system has interrupted holds up no more than the item in its hands. Which thread
-// computes an item must not change the item's result. The caller is thread 0. A barrier stands behind every command.
-// Waiting threads spin for a few microseconds and then sleep in the kernel, so that an idle team uses no CPU and the
-// other processes of the machine get theirs.
+// A kernel shares its work out by taking items from a common counter. Threads join a command as they come, and a command
+// is over when no item is left and every thread that joined has left: so a thread which the operating system has put
+// aside, because another process wants its core, holds up no more than the item in its hands, and commands that end
+// meanwhile end without it. Which thread computes an item must not change the item's result. The caller is thread 0.
+// Waiting threads spin for a short while and then sleep in the kernel, so that an idle team uses no CPU and the other
+// processes of the machine get theirs. Rejected: barriers, at which a team is as slow as its unluckiest thread; on two
+// cores of which one was busy, a step took ten times as long as with one thread.
 #pragma once
 
 #include <atomic>
@@ -30,11 +32,8 @@ class Work {
 
   int num_threads() const;
 
-  // The next item of the present phase; items from 0 on are each taken once. Stop when it is past the last one.
+  // The next item; items from 0 on are each taken once. A kernel returns when it has got one past the last.
   int64_t take(int64_t num_items = 1);
-
-  // Ends a phase: returns when all threads have come here, and starts counting items from 0 again.
-  void barrier();
 
   // 64-byte aligned memory of this thread, which lasts until its next call of scratch; nullptr after a failure.
   void* scratch(int64_t num_bytes);
@@ -59,9 +58,7 @@ class Team {
   ~Team();
   Team(const Team&) = delete;
 
-  int num_threads() const { return num_threads_; }
-
-  // Runs the commands one after the other on all threads. Calls must not overlap.
+  // Runs the commands one after the other. Calls must not overlap.
   Failure run(const Command* commands, int64_t num_commands, int64_t num_rows);
 
  private:
@@ -70,6 +67,7 @@ class Team {
     const Command* commands;
     int64_t num_commands;
     int64_t num_rows;
+    uint64_t first_number;  // of the first command
   };
   struct Scratch {
     void* memory = nullptr;
@@ -77,20 +75,23 @@ class Team {
   };
 
   void serve(int thread);
-  void run_as(int thread);
-  void barrier();
+  bool join(uint64_t& number);
+  void work_on(uint64_t number, int thread);
+  void leave(uint64_t number);
+  void wait_for_change(uint64_t state);
+  void announce(uint64_t state);
 
   const int num_threads_;
   Job job_{};
-  bool is_ending_ = false;
   std::vector<Scratch> scratch_;
   std::vector<std::thread> threads_;
-  alignas(64) std::atomic<uint32_t> job_number_{0};
+  // The number of the present command, whether it may be joined, and how many threads are in it.
+  alignas(64) std::atomic<uint64_t> state_;
   alignas(64) std::atomic<int64_t> next_item_{0};
-  alignas(64) std::atomic<int32_t> num_arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) std::atomic<uint32_t> num_changes_{0};
   std::atomic<int32_t> num_asleep_{0};
   std::atomic<int32_t> failure_{0};
+  std::atomic<bool> is_ending_{false};
 };
 
 }  // namespace octavo
