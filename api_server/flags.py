@@ -141,7 +141,7 @@ FLAGS = (
         ("--enforce-eager",),
         "parallel",
         "enforce_eager",
-        "on a GPU, run steps without captured graphs, to compare with",
+        "run steps without captured graphs (GPU) or recorded lists (CPU), to compare with",
     ),
     Flag(
         ("--deterministic",),

@@ -186,7 +186,7 @@ class ParallelConfig(Config, frozen=True):
         device: kind of device each worker owns.
         tensor_parallel_size: workers that share one model, over all nodes.
         num_threads: CPU threads of one worker's kernels; `None` takes its share of the cores this process may use.
-        enforce_eager: a GPU runs every step operation by operation, never as a captured graph; the oracle of graphs.
+        enforce_eager: every step runs operation by operation, never as a captured graph (GPU) or recorded list (CPU).
         deterministic: on a GPU, a request's tokens do not depend on who shares its steps; slower. CPUs always do so.
         num_nodes: machines over which the workers are spread evenly.
         node_rank: which of them this is; node 0 has the API server and the engine core.
