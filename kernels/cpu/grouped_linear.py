@@ -24,8 +24,8 @@ from octavo.kernels.ops.packed_linear import (
 
 _PANEL_COLUMNS = 32
 _BLOCK_ROWS = 16
-_ROW_GROUP_BYTES = _BLOCK_ROWS * (WEIGHTS_PER_BLOCK + 3 * 4)
-"""A group of inputs of 16 rows, rounded: codes, scales, scaled sums and sums (`RowGroup`)."""
+_ROW_GROUP_BYTES = _BLOCK_ROWS * (2 * WEIGHTS_PER_BLOCK + 3 * 4)
+"""A group of inputs of 16 rows, rounded, in its larger form (`FineGroup`; `RowGroup` is smaller)."""
 _FORMAT_KINDS = {WeightFormat.Q8_0: 0, WeightFormat.Q4_0: 1, WeightFormat.Q4_1: 2}
 
 

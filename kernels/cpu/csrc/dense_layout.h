@@ -10,7 +10,7 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int kInputsPadding = 32;
+constexpr int kInputsPerTile = 32;
 
 struct DenseWeight {
   void* panels;
@@ -28,7 +28,7 @@ struct DenseLinearArgs {
 };
 
 OCTAVO_INLINE int64_t padded_inputs(const DenseWeight& weight) {
-  return weight.is_bf16 ? divide_up(weight.num_inputs, kInputsPadding) * kInputsPadding : weight.num_inputs;
+  return weight.is_bf16 ? divide_up(weight.num_inputs, kInputsPerTile) * kInputsPerTile : weight.num_inputs;
 }
 
 OCTAVO_INLINE int64_t panel_bytes(const DenseWeight& weight) {

@@ -1,28 +1,12 @@
 // Products with bfloat16 and fp32 weights, packing of their rows, and rows of an embedding.
 
-#include "bf16_tiles.h"
 #include "dense_rows.h"
+#include "dense_tiles.h"
 #include "kernel.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
-
-#if defined(OCTAVO_AMX)
-
-// Where the tiles of a dense weight are.
-struct DensePanels {
-  static constexpr bool kStreams = true;
-  static constexpr int64_t kScratchBytes = 0;
-
-  const DenseWeight& weight;
-
-  const char* get(int64_t panel, int64_t step, int64_t, char*) const {
-    return panel_of(weight, panel) + step * kStepBytes;
-  }
-};
-
-#endif
 
 OCTAVO_KERNEL(dense_linear, DenseLinearArgs) {
   if (work.num_rows == 0) return;
@@ -39,8 +23,7 @@ OCTAVO_KERNEL(dense_linear, DenseLinearArgs) {
       compute_with<Fp32Step>(args, work, item);
     } else {
 #if defined(OCTAVO_AMX)
-      compute_with_tiles(TileRowsOfX{static_cast<const bf16*>(args.x), weight.num_inputs}, DensePanels{weight}, args.output,
-                         work, item, tiles);
+      compute_with_tiles(args, work, item, tiles);
 #else
       compute_with<Bf16Step>(args, work, item);
 #endif

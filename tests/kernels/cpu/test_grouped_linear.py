@@ -5,11 +5,10 @@ from __future__ import annotations
 import cpu_kernels
 import pytest
 import torch
-from grouped_blocks import BLOCK_FORMATS, assert_product, packed, random_rows, random_weight
+from grouped_blocks import BLOCK_FORMATS, assert_product, packed, random_rows, random_weight, rounding
 
-from octavo.kernels.cpu import dense_linear, grouped_linear
+from octavo.kernels.cpu import grouped_linear
 from octavo.kernels.cpu.execution import EXECUTOR, Executor
-from octavo.kernels.cpu.library import Library, find_library
 from octavo.kernels.ops.activation import gelu_mul, silu_mul
 from octavo.kernels.ops.packed_linear import Activation, PackedWeight, WeightFormat, dequantize_rows, row_num_bytes
 
@@ -103,7 +102,8 @@ def test_replayed_with_fewer_rows(executor: Executor, weight_format: WeightForma
 
 @all_formats
 def test_instruction_sets_have_the_same_bits(weight_format: WeightFormat) -> None:
-    with_fma = [name for name in cpu_kernels.supported_instruction_sets() if name != "portable"]
+    """Those that round activations alike and have FMA."""
+    with_fma = [name for name in cpu_kernels.supported_instruction_sets() if name not in ("portable", "amx")]
     rows = random_rows(weight_format, 77, 1600)
     x = torch.cat((torch.randn(40, 1600), 1e-3 * torch.randn(9, 1600), torch.full((1, 1600), 5.0)))
     results = []
@@ -131,13 +131,14 @@ def test_no_sum_of_extreme_codes_saturates(each_isa: Executor, weight_format: We
     rows = extreme_codes(weight_format)
     weight, weights = packed(rows, weight_format, 128), dequantize_rows(rows, weight_format)
     for num_tokens in (1, 3, 8, 32):
-        for value in (127.0, -127.0):
+        for value in (float(rounding().largest), -float(rounding().largest)):
             x = torch.full((num_tokens, 128), value)
-            assert torch.equal(grouped_linear.linear(x, weight, None), x @ weights.t())
+            expected = x.double() @ weights.double().t()
+            assert torch.equal(grouped_linear.linear(x, weight, None), expected.float())
 
 
 @all_formats
-def test_an_outlier_spoils_only_its_own_group(each_isa: Executor, weight_format: WeightFormat) -> None:
+def test_an_outlier_spoils_only_what_shares_its_scale(each_isa: Executor, weight_format: WeightFormat) -> None:
     weight, weights = random_weight(weight_format, 64, 320)
     x = torch.randn(33, 320)
     x[:, 37] *= 1e4
@@ -167,7 +168,7 @@ def test_what_is_not_finite_poisons_its_own_row(
             poisoned = x.clone()
             poisoned[row, 41] = value
             y = grouped_linear.linear(poisoned, weight, None)
-            assert not y[row].isfinite().any()
+            assert y[row].isnan().all()
             others = torch.arange(num_tokens) != row
             assert torch.equal(y[others], clean[others])
 
@@ -203,30 +204,3 @@ def test_errors_name_what_is_wrong(each_isa: Executor) -> None:
 def test_no_rows(each_isa: Executor) -> None:
     weight: PackedWeight = random_weight(WeightFormat.Q4_0, 8, 64)[0]
     assert grouped_linear.linear(torch.zeros(0, 64), weight, None).shape == (0, 8)
-
-
-@all_formats
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(77, 96), (64, 1696), (32, 576)])
-def test_amx_multiplies_the_weights_that_the_blocks_mean(
-    weight_format: WeightFormat, num_outputs: int, num_inputs: int
-) -> None:
-    """To the bit the product of the same weights held as bfloat16, for any number of rows, gated and not."""
-    if "amx" not in Library(find_library()).supported:
-        pytest.skip("this machine has no AMX")
-    EXECUTOR.start(2, "amx")
-    rows = random_rows(weight_format, num_outputs, num_inputs)
-    dense_rows = dequantize_rows(rows, weight_format).bfloat16()
-    for is_gated in (False, True) if num_outputs % 2 == 0 else (False,):
-        weight = packed(rows, weight_format, num_inputs, is_gated=is_gated)
-        dense_bytes = dense_linear.num_bytes(WeightFormat.BFLOAT16, num_outputs, num_inputs, is_gated)
-        data = torch.zeros(dense_bytes, dtype=torch.uint8)
-        dense = PackedWeight(data, WeightFormat.BFLOAT16, num_outputs, num_inputs, is_gated)
-        dense_linear.pack(dense, 0, dense_rows)
-        for num_tokens in (1, 16, 17, 33, 100):
-            x = torch.randn(num_tokens, num_inputs).bfloat16()
-            args = (Activation.SILU, None) if is_gated else (None,)
-            one, other = (
-                (module.gated_linear if is_gated else module.linear)(x, held, *args)
-                for module, held in ((grouped_linear, weight), (dense_linear, dense))
-            )
-            assert torch.equal(one, other)
