@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.kernels.cpu.library import Library, Team
+from octavo.kernels.cpu.library import Command, Library, Team
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from native_build import SOURCES, build_library
@@ -63,8 +63,10 @@ class _Loops:
     def run_s(self, name: str, num_rounds: int = 0) -> float:
         addresses = [each.ctypes.data for each in (self._memory, self._operations, self._sink)]
         args = _PeakArgs(addresses[0], self._memory.nbytes, num_rounds, *addresses[1:])
+        self._operations[:] = 0
+        commands = (Command * 1)(Command(self._library.kernel(name)[0], ctypes.addressof(args)))
         started_s = time.perf_counter()
-        self._team.run_one(self._library.kernel(name), args, 1)
+        self._team.run(commands, 1, 1)
         return time.perf_counter() - started_s
 
     def bytes_per_s(self) -> float:

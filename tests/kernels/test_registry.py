@@ -43,8 +43,20 @@ def test_a_test_can_force_a_backend_for_one_op(double: Op[[int], int]) -> None:
 
 
 def test_every_op_of_the_product_is_registered() -> None:
-    from octavo.kernels.ops import activation, attention, candidates, linear, moe, norm, philox, rotary, sampling
+    from octavo.kernels.ops import (
+        activation,
+        attention,
+        candidates,
+        linear,
+        moe,
+        norm,
+        packed_linear,
+        philox,
+        rotary,
+        rotary_kv,
+        sampling,
+    )
 
-    modules = (activation, attention, candidates, linear, moe, norm, philox, rotary, sampling)
+    modules = (activation, attention, candidates, linear, moe, norm, packed_linear, philox, rotary, rotary_kv, sampling)
     declared = {name for module in modules for name, value in vars(module).items() if isinstance(value, Op)}
     assert declared == set(select())
