@@ -7,7 +7,8 @@ with: rows of a tensor lie one behind the other, so the first few are at the sam
 kernel is told at the replay how many there are. Invariant: while a list is recorded nothing else computes, which
 `forbid_torch` sees to, because that would be missing from the replay.
 
-There is one executor per process, as there is one device: ops are functions, and have no other way to it.
+There is one executor per process, as there is one device: ops are functions, and have no other way to it. Threads that
+share a process take turns, kernel by kernel or list by list, because a team serves one caller at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -56,9 +58,10 @@ class _Buffers:
 class CommandList:
     """Recorded kernels, to be replayed on any number of rows up to `max_num_rows`."""
 
-    def __init__(self, team: Team, max_num_rows: int) -> None:
+    def __init__(self, team: Team, turn: threading.Lock, max_num_rows: int) -> None:
         self.max_num_rows = max_num_rows
         self._team = team
+        self._turn = turn
         self._buffers = _Buffers()
         self._recorded: list[tuple[int, ctypes.Structure]] = []
         self._commands: ctypes.Array[Command] = (Command * 0)()
@@ -87,7 +90,8 @@ class CommandList:
 
     def replay(self, num_rows: int) -> None:
         """Compute the first `num_rows` rows; raises as `Team.run` does."""
-        self._team.run(self._commands, len(self._recorded), num_rows)
+        with self._turn:
+            self._team.run(self._commands, len(self._recorded), num_rows)
 
 
 class _ForbidTorch(TorchDispatchMode):
@@ -112,6 +116,8 @@ class Executor:
         self._team: Team | None = None
         self._list: CommandList | None = None
         self._kernels: dict[str, ctypes.Array[Command]] = {}
+        self._turn = threading.Lock()
+        self._started: tuple[int, str | None] | None = None
 
     @property
     def library(self) -> Library:
@@ -121,7 +127,7 @@ class Executor:
         return self._library
 
     def start(self, num_threads: int, instruction_set: str | None = None) -> str:
-        """Load the library and start the threads, anew when called again; return the instruction set.
+        """Load the library and start the threads, anew when called for others; return the instruction set.
 
         Raises FileNotFoundError when the package was installed without the library, ValueError when this machine does
         not have the instruction set.
@@ -129,13 +135,15 @@ class Executor:
         path = find_library()
         if path is None:
             raise FileNotFoundError("octavo was installed without its CPU kernels")
-        library = Library(path, instruction_set)
-        team = library.make_team(num_threads)
-        if self._team is not None:
-            self._team.close()
-        self._library, self._team = library, team
-        self._kernels = {}
-        return library.instruction_set
+        with self._turn:
+            if self._started != (num_threads, instruction_set):
+                library = Library(path, instruction_set)
+                team = library.make_team(num_threads)
+                if self._team is not None:
+                    self._team.close()
+                self._library, self._team, self._kernels = library, team, {}
+                self._started = (num_threads, instruction_set)
+        return self.library.instruction_set
 
     def run(self, name: str, args: ctypes.Structure, num_rows: int) -> None:
         """Run kernel `name`, or record it; raises as `Team.run` does.
@@ -145,10 +153,11 @@ class Executor:
         if self._list is not None:
             self._list.append(self.library.kernel(name), args, num_rows)
         elif num_rows:
-            commands = self._kernels.get(name) or self._kernels.setdefault(name, self._commands(name))
-            for command in commands:
-                command.args = ctypes.addressof(args)
-            self._team.run(commands, len(commands), num_rows)
+            with self._turn:
+                commands = self._kernels.get(name) or self._kernels.setdefault(name, self._commands(name))
+                for command in commands:
+                    command.args = ctypes.addressof(args)
+                self._team.run(commands, len(commands), num_rows)
 
     def _commands(self, name: str) -> ctypes.Array[Command]:
         commands = [Command(phase) for phase in self.library.kernel(name)]
@@ -163,7 +172,7 @@ class Executor:
         """Record what the block gives to `run` instead of computing it; raises CannotRecordError."""
         if self._team is None:
             raise RuntimeError("the CPU kernels are not started")
-        self._list = recorded = CommandList(self._team, max_num_rows)
+        self._list = recorded = CommandList(self._team, self._turn, max_num_rows)
         try:
             with _ForbidTorch():
                 yield recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -126,3 +127,14 @@ def test_teams_of_any_size_agree(monkeypatch, num_threads):
         monkeypatch.setattr("octavo.kernels.cpu.norm.EXECUTOR", executor)
         results.append(chain(x, 200))
     assert torch.equal(*results)
+
+
+def test_threads_of_a_process_take_turns(executor):
+    """Ranks that are threads, as in tests, share the team."""
+    inputs = [torch.randn(MAX_ROWS, HIDDEN) for _ in range(4)]
+    expected = [chain(x) for x in inputs]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        for _ in range(20):
+            results = list(pool.map(chain, inputs))
+            assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
+    assert executor.start(2) == executor.library.instruction_set  # as it runs already, nothing is started anew
