@@ -14,12 +14,14 @@ import argparse
 import asyncio
 import ctypes
 import json
-import multiprocessing
+import select
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,36 +50,58 @@ class Progress(NamedTuple):
     has_ended: bool
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How the pipeline is made."""
+class Channel:
+    """Lists as lines of JSON over a socket."""
 
-    model: Path
-    num_threads: int
-    cache_gib: int
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._received = bytearray()
+
+    def send(self, content: list[Any]) -> None:
+        self._socket.sendall(json.dumps(content).encode() + b"\n")
+
+    def has_line(self) -> bool:
+        """Return whether `receive` will not wait."""
+        while b"\n" not in self._received and select.select([self._socket], [], [], 0)[0]:
+            self._read()
+        return b"\n" in self._received
+
+    def receive(self) -> list[Any]:
+        """Wait for the next list; raises EOFError when the other side is gone."""
+        while b"\n" not in self._received:
+            self._read()
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line)
+
+    def _read(self) -> None:
+        data = self._socket.recv(2**16)
+        if not data:
+            raise EOFError
+        self._received += data
 
 
-def run_pipeline(settings: Settings, connection: Connection) -> None:
+def run_pipeline(args: argparse.Namespace) -> None:
     """Step until the front is gone: the main function of the pipeline's process."""
     import openvino_genai
 
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    channel = Channel(socket.socket(fileno=args.pipeline))
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = settings.cache_gib
+    scheduler.cache_size = args.cache_gib
     scheduler.enable_prefix_caching = True
-    properties = {"INFERENCE_NUM_THREADS": settings.num_threads}
-    pipeline = openvino_genai.ContinuousBatchingPipeline(str(settings.model), scheduler, "CPU", properties)
+    properties = {"INFERENCE_NUM_THREADS": args.threads}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(args.model), scheduler, "CPU", properties)
     live: dict[int, Any] = {}
     while True:
-        while not live or connection.poll():
-            prompt: Prompt = connection.recv()
+        while not live or channel.has_line():
+            prompt = Prompt(*channel.receive())
             live[prompt.number] = add(pipeline, prompt)
         pipeline.step()
         found = [progress(number, handle) for number, handle in live.items()]
         for one in found:
             if one.has_ended:
                 del live[one.number]
-        connection.send([one for one in found if one.token_ids or one.has_ended])
+        channel.send([one for one in found if one.token_ids or one.has_ended])
 
 
 def add(pipeline: Any, prompt: Prompt) -> Any:
@@ -114,11 +138,12 @@ class Generation:
 class Engine:
     """The pipeline's process, as the front sees it."""
 
-    def __init__(self, settings: Settings) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        context.Process(target=run_pipeline, args=(settings, theirs), daemon=True).start()
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, *sys.argv, "--pipeline", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
+        self._channel = Channel(ours)
         self._live: dict[int, Generation] = {}
         self._num_seen = 0
         self._loop = asyncio.get_running_loop()
@@ -129,13 +154,14 @@ class Engine:
         self._num_seen += 1
         generation = Generation(Prompt(self._num_seen, token_ids, num_output_tokens, ignores_eos))
         self._live[self._num_seen] = generation
-        self._connection.send(generation.prompt)
+        self._channel.send(list(generation.prompt))
         return generation
 
     def _receive(self) -> None:
         try:
             while True:
-                self._loop.call_soon_threadsafe(self._hand_out, self._connection.recv())
+                found = [Progress(*one) for one in self._channel.receive()]
+                self._loop.call_soon_threadsafe(self._hand_out, found)
         except EOFError:
             self._loop.call_soon_threadsafe(self.ended.set)
 
@@ -184,7 +210,7 @@ def _event(content: dict[str, object]) -> bytes:
 
 async def serve(args: argparse.Namespace) -> None:
     """Serve until the process is ended, or the pipeline's is."""
-    engine = Engine(Settings(args.model, args.threads, args.cache_gib))
+    engine = Engine()
     front = Front(engine, Tokenizer.from_file(str(args.model / "tokenizer.json")))
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.add_routes([web.post("/v1/completions", front.complete)])
@@ -203,7 +229,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True, help="threads of the pipeline")
     parser.add_argument("--cache-gib", type=int, default=2, help="size of the KV cache")
-    asyncio.run(serve(parser.parse_args()))
+    parser.add_argument("--pipeline", type=int, help="be the pipeline's process, and talk over this descriptor")
+    args = parser.parse_args()
+    if args.pipeline is None:
+        asyncio.run(serve(args))
+    else:
+        run_pipeline(args)
 
 
 if __name__ == "__main__":

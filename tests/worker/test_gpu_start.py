@@ -137,9 +137,9 @@ def test_ranks_that_would_compute_in_other_dtypes_are_refused(gpu):
             return torch.tensor([1])
 
     dtypes = list(worker.TORCH_DTYPES.values())
-    worker._agree_on_dtype(worker.Place(gpu, Group(), dtypes[1]))
+    worker._agree_on_dtype(worker.Place(gpu, Group(), dtypes[1], dtypes[1]))
     with pytest.raises(StartupError, match=r"rank 3 would compute in torch.float32, rank 0 in .*: give --dtype"):
-        worker._agree_on_dtype(worker.Place(gpu, Group(), dtypes[0]))
+        worker._agree_on_dtype(worker.Place(gpu, Group(), dtypes[0], dtypes[0]))
 
 
 def test_kernels_for_short_steps_with_long_contexts_are_compiled_at_the_start(directory, gpu, monkeypatch):
