@@ -39,5 +39,20 @@ OCTAVO_INLINE const char* panel_of(const DenseWeight& weight, int64_t panel) {
   return static_cast<const char*>(weight.panels) + panel * panel_bytes(weight);
 }
 
+// Copies a row, converted, and fills it up with zeros.
+template <class To, class From>
+OCTAVO_INLINE void copy_row(To* to, const From* from, int64_t num_inputs, int64_t num_padded) {
+  int64_t i = 0;
+  for (; i + kLanes <= num_inputs; i += kLanes) store(to + i, load(from + i));
+  if (i < num_inputs) store_first(to + i, load_first(from + i, static_cast<int>(num_inputs - i)), num_inputs - i);
+  std::memset(static_cast<void*>(to + num_inputs), 0, (num_padded - num_inputs) * sizeof(To));
+}
+
+constexpr int kPrefetchBytes = 4096;
+
+OCTAVO_INLINE void prefetch(const char* from, int num_bytes) {
+  for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + kPrefetchBytes + i, 0, 3);
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

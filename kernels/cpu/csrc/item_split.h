@@ -11,28 +11,15 @@ struct Item {
   int64_t first_row, end_row, first_panel, end_panel;
 };
 
-// Copies a row, converted, and fills it up with zeros.
-template <class To, class From>
-OCTAVO_INLINE void copy_row(To* to, const From* from, int64_t num_inputs, int64_t num_padded) {
-  int64_t i = 0;
-  for (; i + kLanes <= num_inputs; i += kLanes) store(to + i, load(from + i));
-  if (i < num_inputs) store_first(to + i, load_first(from + i, static_cast<int>(num_inputs - i)), num_inputs - i);
-  std::memset(static_cast<void*>(to + num_inputs), 0, (num_padded - num_inputs) * sizeof(To));
-}
-
-constexpr int kPrefetchBytes = 4096;
-
-OCTAVO_INLINE void prefetch(const char* from, int num_bytes) {
-  for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + kPrefetchBytes + i, 0, 3);
-}
-
 // Panels of an item are read once from memory and then stay in the second-level cache while rows pass, as do the rows.
 constexpr int64_t kItemPanelBytes = 256 << 10, kItemRowBytes = 1 << 20;
 // So many items for each thread, so that one of them is not left alone with the last for long.
 constexpr int64_t kItemsPerThread = 8;
 constexpr int64_t kRowGranularity = 96;  // whole blocks of rows on every instruction set
 
-OCTAVO_INLINE int64_t clamp(int64_t value, int64_t low, int64_t high) { return value < low ? low : value > high ? high : value; }
+OCTAVO_INLINE int64_t clamp(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
 
 // How a product is split into items; which item a sum is in does not change it.
 class Split {
