@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from octavo.kernels.ops.attention import FP8_DTYPE, HeadShape
+from octavo.kernels.ops.attention import HeadShape
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
 
 FP8_SCALES = (0.021, 0.013)  # of keys and of values about 1 in size: their largest are about 200 in the cache
 

@@ -9,8 +9,7 @@ from attention_cases import FP8_SCALES, Case, Options, Step, build, options_of
 
 from octavo.kernels.cpu.attention import cpu_paged_attention
 from octavo.kernels.cpu.kv_cache import cpu_write_kv
-from octavo.kernels.ops.attention import FP8_DTYPE
-from octavo.kernels.ops.kv_formats import from_int8, kv_vector_size, to_int8
+from octavo.kernels.ops.kv_formats import FP8_DTYPE, from_int8, kv_vector_size, to_int8
 
 SCALE = 0.2
 

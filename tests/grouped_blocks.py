@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from octavo.kernels.cpu import grouped_linear
+from octavo.kernels.cpu import packed_linear
 from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.ops.packed_linear import (
     BLOCK_BYTES,
@@ -35,9 +35,9 @@ def random_rows(weight_format: WeightFormat, num_outputs: int, num_inputs: int, 
 
 def packed(rows: torch.Tensor, weight_format: WeightFormat, num_inputs: int, is_gated: bool = False) -> PackedWeight:
     num_outputs = len(rows)
-    num_bytes = grouped_linear.num_bytes(weight_format, num_outputs, num_inputs, is_gated)
+    num_bytes = packed_linear.cpu_packed_num_bytes(weight_format, num_outputs, num_inputs, is_gated)
     weight = PackedWeight(torch.zeros(num_bytes, dtype=torch.uint8), weight_format, num_outputs, num_inputs, is_gated)
-    grouped_linear.pack(weight, 0, rows)
+    packed_linear.cpu_pack_rows(weight, 0, rows)
     return weight
 
 

@@ -22,10 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from octavo.kernels.ops.kv_formats import FP8_DTYPE, FP8_MAX, from_int8, to_fp8, to_int8
+from octavo.kernels.ops.kv_formats import from_int8, to_fp8, to_int8
 from octavo.kernels.registry import op
-
-__all__ = ["FP8_DTYPE", "FP8_MAX"]
 
 KEY_TILE = 128  # tokens; 64 costs more calls, 256 more padding
 QUERY_TILE = 128  # tokens; bounds the scores of a long prompt to num_query_heads · 128 · 128 numbers

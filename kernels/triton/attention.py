@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from octavo.kernels.ops.attention import (
-    FP8_DTYPE,
     AttentionPlan,
     HeadShape,
     PlanCapacity,
@@ -32,6 +31,7 @@ from octavo.kernels.ops.attention import (
     paged_attention,
     plan_attention,
 )
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
 from octavo.kernels.registry import backend
 from octavo.kernels.triton.attention_kernel import attention_reduction_kernel, paged_attention_kernel
 from octavo.kernels.triton.attention_plan import (

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.kernels.ops.attention import FP8_DTYPE, copy_blocks, write_kv
+from octavo.kernels.ops.attention import copy_blocks, write_kv
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
 from octavo.kernels.registry import backend
 from octavo.kernels.triton.kv_fp8 import encode_fp8
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from kernel_checks import DTYPES, assert_close, needs_steady_products, random_tensor
 
 from octavo.kernels.ops.attention import (
-    FP8_DTYPE,
     KEY_TILE,
     QUERY_TILE,
     HeadShape,
@@ -22,6 +21,7 @@ from octavo.kernels.ops.attention import (
     plan_attention,
     write_kv,
 )
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
 
 
 def run(step: Step, scale: float = 0.35, options: Options = PLAIN) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from grouped_blocks import BLOCK_FORMATS, assert_product, packed, random_rows, random_weight, rounding
 
-from octavo.kernels.cpu import grouped_linear
+from octavo.kernels.cpu import packed_linear
 from octavo.kernels.cpu.execution import EXECUTOR, Executor
 from octavo.kernels.ops.activation import gelu_mul, silu_mul
 from octavo.kernels.ops.packed_linear import Activation, PackedWeight, WeightFormat, dequantize_rows, row_num_bytes
@@ -30,13 +30,13 @@ def test_product_is_that_of_the_rounded_activations(
     weight, weights = random_weight(weight_format, num_outputs, num_inputs)
     for num_tokens in (1, 2, 5, 8, 21, 40):
         x = torch.randn(num_tokens, num_inputs)
-        assert_product(grouped_linear.linear(x, weight, None), x, weights)
+        assert_product(packed_linear.cpu_packed_linear(x, weight, None), x, weights)
 
 
 @all_formats
 def test_weight_has_the_size_of_its_blocks(weight_format: WeightFormat) -> None:
     for is_gated in (False, True):
-        num_bytes = grouped_linear.num_bytes(weight_format, 192, 576, is_gated)
+        num_bytes = packed_linear.cpu_packed_num_bytes(weight_format, 192, 576, is_gated)
         assert num_bytes == 192 * row_num_bytes(weight_format, 576)
 
 
@@ -45,10 +45,10 @@ def test_weight_has_the_size_of_its_blocks(weight_format: WeightFormat) -> None:
 def test_bias_and_dtype(each_isa: Executor, weight_format: WeightFormat, dtype: torch.dtype) -> None:
     weight, _ = random_weight(weight_format, 45, 96)
     x, bias = torch.randn(19, 96).to(dtype), torch.randn(45).to(dtype)
-    plain = grouped_linear.logits(x, weight)
+    plain = packed_linear.cpu_packed_logits(x, weight)
     assert plain.dtype is torch.float32
-    assert torch.equal(grouped_linear.linear(x, weight, None), plain.to(dtype))
-    assert torch.equal(grouped_linear.linear(x, weight, bias), (plain + bias.float()).to(dtype))
+    assert torch.equal(packed_linear.cpu_packed_linear(x, weight, None), plain.to(dtype))
+    assert torch.equal(packed_linear.cpu_packed_linear(x, weight, bias), (plain + bias.float()).to(dtype))
 
 
 @all_formats
@@ -59,9 +59,9 @@ def test_gates(each_isa: Executor, weight_format: WeightFormat, activation: Acti
     gated, plain = packed(rows, weight_format, 96, is_gated=True), packed(rows, weight_format, 96)
     x, bias = torch.randn(35, 96), torch.randn(num_outputs)
     for each_bias in (None, bias):
-        gate_up = grouped_linear.linear(x, plain, each_bias).double()
+        gate_up = packed_linear.cpu_packed_linear(x, plain, each_bias).double()
         expected = silu_mul(gate_up) if activation is Activation.SILU else gelu_mul(gate_up)
-        got = grouped_linear.gated_linear(x, gated, activation, each_bias)
+        got = packed_linear.cpu_packed_gated_linear(x, gated, activation, each_bias)
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -72,7 +72,7 @@ def test_rows_may_be_packed_in_any_parts(each_isa: Executor, weight_format: Weig
         whole = packed(rows, weight_format, 64, is_gated)
         parts = whole._replace(data=torch.zeros_like(whole.data))
         for first, end in ((50, 90), (0, 7), (7, 50)):
-            grouped_linear.pack(parts, first, rows[first:end])
+            packed_linear.cpu_pack_rows(parts, first, rows[first:end])
         assert torch.equal(parts.data, whole.data)
 
 
@@ -84,8 +84,8 @@ def test_rows_are_independent(instruction_set: str, weight_format: WeightFormat)
     x = torch.randn(512, 288).bfloat16()
     cpu_kernels.assert_rows_are_independent(
         lambda x: (
-            grouped_linear.logits(x, weight),
-            grouped_linear.gated_linear(x, gated, Activation.SILU, None),
+            packed_linear.cpu_packed_logits(x, weight),
+            packed_linear.cpu_packed_gated_linear(x, gated, Activation.SILU, None),
         ),
         [x],
     )
@@ -96,7 +96,9 @@ def test_rows_are_independent(instruction_set: str, weight_format: WeightFormat)
 def test_replayed_with_fewer_rows(executor: Executor, weight_format: WeightFormat) -> None:
     weight, _ = random_weight(weight_format, 70, 96)
     cpu_kernels.assert_replays(
-        lambda x: grouped_linear.linear(x, weight, None), [torch.randn(64, 96).bfloat16()], (1, 2, 3, 17, 40, 64)
+        lambda x: packed_linear.cpu_packed_linear(x, weight, None),
+        [torch.randn(64, 96).bfloat16()],
+        (1, 2, 3, 17, 40, 64),
     )
 
 
@@ -110,8 +112,8 @@ def test_instruction_sets_have_the_same_bits(weight_format: WeightFormat) -> Non
     for name in with_fma:
         EXECUTOR.start(2, name)
         weight = packed(rows, weight_format, 1600)
-        results += [grouped_linear.linear(x, weight, None)]
-        results += [torch.cat([grouped_linear.linear(part, weight, None) for part in x.split(7)])]
+        results += [packed_linear.cpu_packed_linear(x, weight, None)]
+        results += [torch.cat([packed_linear.cpu_packed_linear(part, weight, None) for part in x.split(7)])]
     EXECUTOR.start(1)
     for result in results[1:]:
         cpu_kernels.assert_same_bits([result], results[:1])
@@ -134,7 +136,7 @@ def test_no_sum_of_extreme_codes_saturates(each_isa: Executor, weight_format: We
         for value in (float(rounding().largest), -float(rounding().largest)):
             x = torch.full((num_tokens, 128), value)
             expected = x.double() @ weights.double().t()
-            assert torch.equal(grouped_linear.linear(x, weight, None), expected.float())
+            assert torch.equal(packed_linear.cpu_packed_linear(x, weight, None), expected.float())
 
 
 @all_formats
@@ -142,7 +144,7 @@ def test_an_outlier_spoils_only_what_shares_its_scale(each_isa: Executor, weight
     weight, weights = random_weight(weight_format, 64, 320)
     x = torch.randn(33, 320)
     x[:, 37] *= 1e4
-    assert_product(grouped_linear.linear(x, weight, None), x, weights)
+    assert_product(packed_linear.cpu_packed_linear(x, weight, None), x, weights)
 
 
 @all_formats
@@ -151,7 +153,7 @@ def test_zeros(each_isa: Executor, weight_format: WeightFormat) -> None:
     for num_tokens in (1, 8, 40):
         for value in (0.0, -0.0, 1e-40):
             x = torch.full((num_tokens, 96), value)
-            assert torch.equal(grouped_linear.linear(x, weight, None), torch.zeros(num_tokens, 64))
+            assert torch.equal(packed_linear.cpu_packed_linear(x, weight, None), torch.zeros(num_tokens, 64))
 
 
 @all_formats
@@ -163,11 +165,11 @@ def test_what_is_not_finite_poisons_its_own_row(
     weight, _ = random_weight(weight_format, 64, 96)
     for num_tokens in (3, 8, 40):
         x = torch.randn(num_tokens, 96).to(dtype)
-        clean = grouped_linear.linear(x, weight, None)
+        clean = packed_linear.cpu_packed_linear(x, weight, None)
         for row in (0, num_tokens - 1):
             poisoned = x.clone()
             poisoned[row, 41] = value
-            y = grouped_linear.linear(poisoned, weight, None)
+            y = packed_linear.cpu_packed_linear(poisoned, weight, None)
             assert y[row].isnan().all()
             others = torch.arange(num_tokens) != row
             assert torch.equal(y[others], clean[others])
@@ -178,29 +180,29 @@ def test_embedding_has_the_bits_of_the_widened_rows(each_isa: Executor, weight_f
     weight, weights = random_weight(weight_format, 77, 96)
     token_ids = torch.tensor([0, 76, 31, 32, 5, 5])
     for dtype in (torch.float32, torch.bfloat16):
-        got = grouped_linear.embedding(token_ids, weight, dtype)
+        got = packed_linear.cpu_packed_embedding(token_ids, weight, dtype)
         cpu_kernels.assert_same_bits([got], [weights[token_ids].to(dtype)])
     for outside in (-1, 77):
         with pytest.raises(IndexError):
-            grouped_linear.embedding(torch.tensor([0, outside]), weight, torch.float32)
+            packed_linear.cpu_packed_embedding(torch.tensor([0, outside]), weight, torch.float32)
 
 
 def test_errors_name_what_is_wrong(each_isa: Executor) -> None:
     weight, _ = random_weight(WeightFormat.Q4_1, 8, 64)
     with pytest.raises(ValueError, match="48 inputs"):
-        grouped_linear.num_bytes(WeightFormat.Q4_1, 8, 48, False)
+        packed_linear.cpu_packed_num_bytes(WeightFormat.Q4_1, 8, 48, False)
     with pytest.raises(ValueError, match="7 outputs"):
-        grouped_linear.num_bytes(WeightFormat.Q4_1, 7, 64, True)
+        packed_linear.cpu_packed_num_bytes(WeightFormat.Q4_1, 7, 64, True)
     with pytest.raises(ValueError, match="x is"):
-        grouped_linear.linear(torch.zeros(2, 32), weight, None)
+        packed_linear.cpu_packed_linear(torch.zeros(2, 32), weight, None)
     with pytest.raises(ValueError, match="rows are"):
-        grouped_linear.pack(weight, 0, torch.zeros(1, 64))
+        packed_linear.cpu_pack_rows(weight, 0, torch.zeros(1, 64))
     with pytest.raises(IndexError, match="rows 7 to 9"):
-        grouped_linear.pack(weight, 7, torch.zeros(2, 40, dtype=torch.uint8))
+        packed_linear.cpu_pack_rows(weight, 7, torch.zeros(2, 40, dtype=torch.uint8))
     with pytest.raises(ValueError, match="float16"):
-        grouped_linear.linear(torch.zeros(2, 64).half(), weight, None)
+        packed_linear.cpu_packed_linear(torch.zeros(2, 64).half(), weight, None)
 
 
 def test_no_rows(each_isa: Executor) -> None:
     weight: PackedWeight = random_weight(WeightFormat.Q4_0, 8, 64)[0]
-    assert grouped_linear.linear(torch.zeros(0, 64), weight, None).shape == (0, 8)
+    assert packed_linear.cpu_packed_linear(torch.zeros(0, 64), weight, None).shape == (0, 8)

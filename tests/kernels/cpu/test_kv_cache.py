@@ -13,8 +13,8 @@ from kernel_checks import DTYPES, random_tensor
 
 from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.cpu.kv_cache import cpu_copy_blocks, cpu_rotary_and_write_kv, cpu_write_kv, use_huge_pages
-from octavo.kernels.ops.attention import FP8_DTYPE, HeadShape, copy_blocks, write_kv
-from octavo.kernels.ops.kv_formats import kv_vector_size
+from octavo.kernels.ops.attention import HeadShape, copy_blocks, write_kv
+from octavo.kernels.ops.kv_formats import FP8_DTYPE, kv_vector_size
 from octavo.kernels.ops.rotary_kv import rotary_and_write_kv
 from octavo.kernels.registry import REFERENCE
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.kernels.ops.attention import FP8_DTYPE, copy_blocks, write_kv
+from octavo.kernels.ops.attention import copy_blocks, write_kv
+from octavo.kernels.ops.kv_formats import FP8_DTYPE
 from octavo.kernels.registry import REFERENCE
 from octavo.kernels.triton import kv_cache as kernels
 from octavo.kernels.triton.kv_cache import order_copies, triton_copy_blocks, triton_write_kv
