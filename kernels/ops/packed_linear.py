@@ -2,9 +2,9 @@
 
 A weight comes in rows of its storage format: bfloat16 or fp32 numbers, or the blocks of a GGUF file, which are never
 widened. Blocks hold 32 neighbouring weights of a row, as whole numbers (codes) behind their scale, and for some a
-minimum: weight = scale · code + minimum. A backend multiplies blocks with activations that it rounds to 8 bits, in
-groups of the same 32 with a scale each, so that a group's sum is a sum of whole numbers, which has no rounding and no
-order; the sums of groups are added in fp32, from the first to the last. bfloat16 and fp32 weights multiply as they are.
+minimum: weight = scale · code + minimum. A backend multiplies blocks with activations that it rounds to whole numbers
+of 8 bits or more, with a scale for each 32 or 128 inputs, so that the sum of a block has no rounding and no order; the
+sums of blocks are added in fp32, from the first to the last. bfloat16 and fp32 weights multiply as they are.
 
 The references here keep rows as they come, one behind the other, and multiply with the widened weights; a backend's
 result differs from theirs by the rounding of activations and the order of sums.

@@ -1,5 +1,6 @@
 // What the machine can do at best: bytes read from memory, and operations of the dot products of each type.
 
+#include "amx.h"
 #include "kernel.h"
 #include "simd.h"
 
@@ -47,17 +48,15 @@ OCTAVO_KERNEL(multiply_fp32, PeakArgs) {
 }
 
 #if defined(OCTAVO_AMX)
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 // Four products at a time: two tiles of rows, two of columns.
 template <class Multiply>
 OCTAVO_INLINE void multiply_tiles(const PeakArgs& args, Work& work, Multiply multiply, double operations) {
-  const TileConfig config;
-  _tile_loadconfig(&config);
+  TileConfig config;
+  for (int tile = 0; tile < 8; tile++) {
+    config.bytes_per_row[tile] = 64;
+    config.rows[tile] = kTileRows;
+  }
+  load_tile_config(config);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);

@@ -2,21 +2,13 @@
 // row have one order.
 #pragma once
 
+#include "amx.h"
 #include "attention_softmax.h"
 
 #if defined(OCTAVO_AMX)
 
 namespace octavo {
 namespace OCTAVO_ISA {
-
-// Tile registers: 0 to 3 hold sums; 4 and 5 are 16 rows of 32 numbers and 16 pairs of rows of 16; 6 and 7 half of those.
-struct alignas(64) TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
-  uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
-};
 
 // The compiler does not know that tiles are loaded from memory and stored to it.
 OCTAVO_INLINE void order_memory() { asm volatile("" ::: "memory"); }
@@ -47,9 +39,14 @@ struct AmxEngine {
   using Number = bf16;
   using Element = bf16;
 
+  // Tiles 0 to 3 hold sums; 4 and 5 are 16 rows of 32 numbers and 16 pairs of rows of 16; 6 and 7 half of those.
   static void begin() {
-    static const TileShapes shapes;
-    _tile_loadconfig(&shapes);
+    TileConfig config;
+    for (int tile = 0; tile < 8; tile++) {
+      config.bytes_per_row[tile] = tile == 6 ? 32 : 64;
+      config.rows[tile] = tile == 7 ? 8 : kTileRows;
+    }
+    load_tile_config(config);
   }
   static void end() { _tile_release(); }
 

@@ -73,11 +73,6 @@ OCTAVO_INLINE void round_finely(const T* x, int64_t row, int64_t num_groups, int
   }
 }
 
-// The 4 inputs of a row go to all columns from memory; the compiler would keep them in registers that it does not have.
-OCTAVO_INLINE void add_fine_products(__m512i& sum, __m512i codes, const int8_t* inputs) {
-  asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*reinterpret_cast<const int32_t(*)>(inputs)), "v"(codes));
-}
-
 // The whole numbers of a group for 16 columns and some neighbouring rows, as fp32, which holds them exactly.
 template <class Format, int kRows>
 OCTAVO_INLINE void find_few(const FineGroup& x, int first, const char* codes, F32 (&result)[kRows]) {
@@ -94,16 +89,16 @@ OCTAVO_INLINE void find_few(const FineGroup& x, int first, const char* codes, F3
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; row++) {
       const int8_t* parts = x.parts[first + row] + 4 * word;
-      add_fine_products(high[row], first_codes, parts);
-      add_fine_products(low[row], first_codes, parts + kGroupInputs);
+      add_products(high[row], first_codes, parts);
+      add_products(low[row], first_codes, parts + kGroupInputs);
     }
     if constexpr (Format::kWords == 4) {
       const __m512i second_codes = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; row++) {
         const int8_t* parts = x.parts[first + row] + 4 * word + kGroupInputs / 2;
-        add_fine_products(high[row], second_codes, parts);
-        add_fine_products(low[row], second_codes, parts + kGroupInputs);
+        add_products(high[row], second_codes, parts);
+        add_products(low[row], second_codes, parts + kGroupInputs);
       }
     }
   }
