@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch.nn import functional
 
 from octavo.kernels.cpu import packed_linear
-from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.ops.packed_linear import (
     BLOCK_BYTES,
     WEIGHTS_PER_BLOCK,
@@ -49,28 +45,18 @@ def random_weight(
     return packed(rows, weight_format, num_inputs, is_gated), dequantize_rows(rows, weight_format)
 
 
-class Rounding(NamedTuple):
-    """How an instruction set rounds activations: inputs that share a scale, and the largest whole number."""
-
-    num_inputs: int
-    largest: int
-
-
-def rounding() -> Rounding:
-    return Rounding(128, 2047) if EXECUTOR.library.instruction_set == "amx" else Rounding(WEIGHTS_PER_BLOCK, 127)
+LARGEST_CODE = 127  # of an activation
 
 
 def rounded_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x as the CPU rounds it, in float64, and the most that a number can have changed."""
-    num_inputs, largest = rounding()
-    padding = -x.shape[1] % num_inputs
-    groups = functional.pad(x.float(), (0, padding)).view(len(x), -1, num_inputs)
+    groups = x.float().view(len(x), -1, WEIGHTS_PER_BLOCK)
     most = groups.abs().amax(dim=-1, keepdim=True)
-    codes = torch.where(most > 0, groups * torch.full_like(most, largest).div(most), torch.zeros_like(groups)).round()
-    scales = (most / largest).double()
+    inverse = torch.full_like(most, LARGEST_CODE).div(most)
+    codes = torch.where(most > 0, groups * inverse, torch.zeros_like(groups)).round()
+    scales = (most / LARGEST_CODE).double()
     largest_change = (0.5001 * scales).expand_as(groups)
-    rounded, changes = (part.reshape(len(x), -1)[:, : x.shape[1]] for part in (codes.double() * scales, largest_change))
-    return rounded, changes
+    return (codes.double() * scales).view(x.shape), largest_change.reshape(x.shape)
 
 
 def assert_product(y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:

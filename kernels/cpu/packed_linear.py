@@ -1,8 +1,9 @@
 """Packed weights on the CPU.
 
 bfloat16 and fp32 weights are dense, blocks of GGUF files are grouped; each kind has kernels of its own, and beside them
-all is alike. Blocks are never widened and never rounded anew: they move into panels as they are, which take the size of
-the blocks. Activations beside them are rounded in every call (see csrc/grouped_rows.h and grouped_fine.h).
+all is alike. Blocks are never rounded anew: they move into panels as they are, which take the size of the blocks.
+Activations beside them are rounded in every call (see csrc/grouped_rows.h); with AMX bfloat16 ones are not, and blocks are
+widened in front of the tile unit (see csrc/grouped_widened.h).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from octavo.kernels.registry import backend
 _PANEL_COLUMNS = 32
 _INPUTS_PER_TILE = 32  # to which bfloat16 weights are filled up
 _BLOCK_ROWS = 16
-_ROW_GROUP_BYTES = _BLOCK_ROWS * (2 * WEIGHTS_PER_BLOCK + 3 * 4)
-"""A group of inputs of 16 rows, rounded, in its larger form (`FineGroup`; `RowGroup` is smaller)."""
+_ROW_GROUP_BYTES = _BLOCK_ROWS * (WEIGHTS_PER_BLOCK + 3 * 4)
+"""A group of inputs of 16 rows, rounded (`RowGroup`)."""
 
 
 def _kernel(weight_format: WeightFormat, name: str) -> str:

@@ -1,12 +1,28 @@
 // Products with bfloat16 and fp32 weights, packing of their rows, and rows of an embedding.
 
+#include "bf16_tiles.h"
 #include "dense_rows.h"
-#include "dense_tiles.h"
 #include "kernel.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
+
+#if defined(OCTAVO_AMX)
+
+// The panels of a dense weight, as `compute_with_tiles` wants them.
+struct DensePanels {
+  static constexpr bool kAsksAhead = false;
+  static constexpr int64_t kStepsAlone = 1 << 20;  // all
+  static constexpr int64_t kHeldStepBytes = kStepBytes, kScratchBytes = 0;
+
+  const DenseWeight& weight;
+
+  const char* held(int64_t panel, int64_t step) const { return panel_of(weight, panel) + step * kStepBytes; }
+  const char* get(int64_t panel, int64_t step, int64_t, char*) const { return held(panel, step); }
+};
+
+#endif
 
 OCTAVO_KERNEL(dense_linear, DenseLinearArgs) {
   if (work.num_rows == 0) return;
@@ -23,7 +39,8 @@ OCTAVO_KERNEL(dense_linear, DenseLinearArgs) {
       compute_with<Fp32Step>(args, work, item);
     } else {
 #if defined(OCTAVO_AMX)
-      compute_with_tiles(args, work, item, tiles);
+      const RowsOfX x{static_cast<const bf16*>(args.x), weight.num_inputs};
+      compute_with_tiles(x, DensePanels{weight}, args.output, work, item, tiles);
 #else
       compute_with<Bf16Step>(args, work, item);
 #endif

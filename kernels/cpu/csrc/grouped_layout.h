@@ -104,12 +104,5 @@ OCTAVO_INLINE F32 load_halves(const uint16_t* from) {
 #endif
 }
 
-#if defined(OCTAVO_AVX512)
-// The 4 inputs of a row go to all columns from memory; the compiler would keep them in registers that it does not have.
-OCTAVO_INLINE void add_products(__m512i& sum, __m512i codes, const int8_t* inputs) {
-  asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*reinterpret_cast<const int32_t(*)>(inputs)), "v"(codes));
-}
-#endif
-
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

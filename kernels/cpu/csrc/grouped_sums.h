@@ -23,6 +23,11 @@ struct RowsOfGroup {
 
 #if defined(OCTAVO_AVX512)
 
+// The 4 inputs of a row go to all columns from memory; the compiler would keep them in registers that it does not have.
+OCTAVO_INLINE void add_products(__m512i& sum, __m512i codes, const int8_t* inputs) {
+  asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*reinterpret_cast<const int32_t(*)>(inputs)), "v"(codes));
+}
+
 // Sums of a group for 16 columns: of (code - zero code) · input.
 template <class Format, int kRows>
 OCTAVO_INLINE void find_whole_sums(const RowsOfGroup& x, const char* codes, F32 (&result)[kRows]) {

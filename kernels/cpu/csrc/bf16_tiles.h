@@ -1,4 +1,4 @@
-// Dense products of bfloat16 with AMX: 32 rows and a panel of 32 columns at a time.
+// Products of bfloat16 with AMX: 32 rows and a panel of 32 columns at a time, wherever the weights come from.
 //
 // Two tiles of rows and two of columns make four tiles of sums, which is the most that eight tiles allow without
 // loading one twice. The rows of a tile do not know of each other, so one row goes the way of 32, with tiles of one
@@ -19,6 +19,8 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int kTwoTileRows = 2 * kTileRows;
+// The weights of a step: [16 pairs of inputs][32 columns][2].
+constexpr int kStepBytes = kInputsPerTile * kPanelColumns * sizeof(bf16);
 
 // The tile registers of this thread, which no other code may find in use.
 class Tiles {
@@ -69,19 +71,19 @@ struct TilePart {
   int64_t num_steps;
   const float* partial;  // sums of the steps before, [4][16][16]; null: there are none
   float* sums;           // [4][16][16]
-  const char* ahead;     // what is to be in the cache soon; for one block, the panel itself
+  const char* ahead;     // what is to be in the cache soon
   int64_t ahead_bytes;   // for each step
 };
 
 constexpr int kTileSums = kTileRows * kLanes;
 
-// kIsAlone: no other rows use these weights, which are read from memory now.
+// kIsAlone: no other rows use these weights.
 template <bool kHasLower, bool kIsAlone>
 OCTAVO_INLINE void multiply_part(const LinearOutput& output, const TilePart& part, int64_t stride,
                                  PendingSums& pending) {
-  constexpr int kWeightStride = kPanelColumns * 4, kStepBytes = kInputsPerTile * kPanelColumns * 2;
+  constexpr int kWeightStride = kPanelColumns * 4;
   const int64_t stride_bytes = stride * sizeof(bf16);
-  const int rows_per_step = static_cast<int>(divide_up(pending.num_rows, part.num_steps));
+  const int rows_per_step = static_cast<int>(divide_up(pending.num_rows - pending.next, part.num_steps));
   const bf16 *x = part.x, *lower = x + kTileRows * stride;
   const char *weights = part.weights, *ahead = part.ahead;
   asm volatile("" : : : "memory");  // a load of a tile does not tell the compiler what it reads
@@ -97,14 +99,14 @@ OCTAVO_INLINE void multiply_part(const LinearOutput& output, const TilePart& par
     _tile_loadd(3, part.partial + 3 * kTileSums, 64);
   }
   for (int64_t step = 0; step < part.num_steps; step++) {
+    for (int64_t i = 0; i < part.ahead_bytes; i += 64) {
+      _mm_prefetch(ahead + i, kIsAlone ? _MM_HINT_T0 : _MM_HINT_T1);
+    }
+    ahead += part.ahead_bytes;
     if constexpr (kIsAlone) {
-      for (int i = 0; i < kStepBytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
-      ahead += kStepBytes;
       _tile_loadd(4, x, stride_bytes);
       if constexpr (kHasLower) _tile_loadd(5, lower, stride_bytes);
     } else {
-      for (int64_t i = 0; i < part.ahead_bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
-      ahead += part.ahead_bytes;
       _tile_stream_loadd(4, x, stride_bytes);
       if constexpr (kHasLower) _tile_stream_loadd(5, lower, stride_bytes);
     }
@@ -127,13 +129,18 @@ OCTAVO_INLINE void multiply_part(const LinearOutput& output, const TilePart& par
   }
 }
 
+// The rows that are multiplied: bfloat16, [rows][num_inputs].
+struct RowsOfX {
+  const bf16* x;
+  int64_t num_inputs;
+};
+
 // Rows of x filled up to whole tiles: where they are, or in `copy`.
-static const bf16* rows_for_tiles(const DenseLinearArgs& args, const Item& item, bf16* copy) {
-  const int64_t num_inputs = args.weight.num_inputs, num_padded = padded_inputs(args.weight);
-  const bf16* x = static_cast<const bf16*>(args.x) + item.first_row * num_inputs;
-  if (num_padded == num_inputs) return x;
+static const bf16* rows_for_tiles(const RowsOfX& rows, const Item& item, int64_t num_padded, bf16* copy) {
+  const bf16* x = rows.x + item.first_row * rows.num_inputs;
+  if (num_padded == rows.num_inputs) return x;
   for (int64_t row = 0; row < item.end_row - item.first_row; row++) {
-    copy_row(copy + row * num_padded, x + row * num_inputs, num_inputs, num_padded);
+    copy_row(copy + row * num_padded, x + row * rows.num_inputs, rows.num_inputs, num_padded);
   }
   return copy;
 }
@@ -141,26 +148,37 @@ static const bf16* rows_for_tiles(const DenseLinearArgs& args, const Item& item,
 // Steps whose weights fill most of the first-level cache: 36 KiB.
 constexpr int64_t kStepsPerPart = 18;
 
-static void compute_with_tiles(const DenseLinearArgs& args, Work& work, const Item& item, Tiles& tiles) {
-  constexpr int kStepBytes = kInputsPerTile * kPanelColumns * 2, kBlockSums = 4 * kTileSums;
+// `Weights` gives parts of a panel: `get(panel, step, count, scratch)` returns where the weights of `count` steps lie,
+// which may be in `scratch`, of `kScratchBytes`, and `held(panel, step)` where they are held, `kHeldStepBytes` for each
+// step, all panels one behind the other. With one block of rows there are `kStepsAlone` in a part, whose memory `get` asks
+// for ahead of time if `kAsksAhead`.
+template <class Weights>
+static void compute_with_tiles(const RowsOfX& rows, const Weights& weights_of, const LinearOutput& output, Work& work,
+                               const Item& item, Tiles& tiles) {
+  constexpr int kBlockSums = 4 * kTileSums;
   alignas(64) float sums[2][kBlockSums];
-  const int64_t num_padded = padded_inputs(args.weight), num_steps = num_padded / kInputsPerTile;
+  const int64_t num_steps = divide_up(rows.num_inputs, kInputsPerTile), num_padded = num_steps * kInputsPerTile;
   const int64_t num_rows = item.end_row - item.first_row, num_blocks = divide_up(num_rows, kTwoTileRows);
-  const int64_t num_parts = num_blocks == 1 ? 1 : divide_up(num_steps, kStepsPerPart);
+  const bool is_alone = num_blocks == 1;
+  const int64_t num_parts = divide_up(num_steps, is_alone ? Weights::kStepsAlone : kStepsPerPart);
   const int64_t steps_per_part = divide_up(num_steps, num_parts);
   const int64_t partial_bytes = num_parts == 1 ? 0 : num_blocks * kBlockSums * sizeof(float);
-  const int64_t copy_bytes = num_padded == args.weight.num_inputs ? 0 : num_rows * num_padded * sizeof(bf16);
-  char* scratch = static_cast<char*>(work.scratch(partial_bytes + copy_bytes + 64));
+  const int64_t copy_bytes = num_padded == rows.num_inputs ? 0 : num_rows * num_padded * sizeof(bf16);
+  char* scratch = static_cast<char*>(work.scratch(Weights::kScratchBytes + partial_bytes + copy_bytes + 64));
   if (scratch == nullptr) return;
-  float* partial = reinterpret_cast<float*>(scratch);
-  const bf16* x = rows_for_tiles(args, item, reinterpret_cast<bf16*>(scratch + partial_bytes));
-  const int64_t ahead_bytes = divide_up(kStepBytes, 64 * num_blocks) * 64;
+  float* partial = reinterpret_cast<float*>(scratch + Weights::kScratchBytes);
+  bf16* copy = reinterpret_cast<bf16*>(scratch + Weights::kScratchBytes + partial_bytes);
+  const bf16* x = rows_for_tiles(rows, item, num_padded, copy);
+  const int64_t ahead_bytes =
+      is_alone && Weights::kAsksAhead ? 0 : divide_up(Weights::kHeldStepBytes, 64 * num_blocks) * 64;
   PendingSums pending;
   int turn = 0;
   for (int64_t panel = item.first_panel; panel < item.end_panel; panel++) {
     for (int64_t step = 0; step < num_steps; step += steps_per_part) {
-      const char* weights = panel_of(args.weight, panel) + step * kStepBytes;
       const int64_t num_part_steps = num_steps - step < steps_per_part ? num_steps - step : steps_per_part;
+      const char* weights = weights_of.get(panel, step, num_part_steps, scratch);
+      const char* ahead = weights_of.held(panel, step) +
+                          (is_alone ? kPrefetchBytes : num_part_steps * Weights::kHeldStepBytes);
       const bool is_last = step + num_part_steps == num_steps;
       for (int64_t block = 0; block < num_blocks; block++) {
         const int64_t first_row = block * kTwoTileRows, num_left = num_rows - first_row;
@@ -171,16 +189,15 @@ static void compute_with_tiles(const DenseLinearArgs& args, Work& work, const It
                             num_part_steps,
                             step == 0 ? nullptr : waiting,
                             is_last ? sums[turn] : waiting,
-                            num_blocks == 1 ? weights + kPrefetchBytes
-                                            : weights + num_part_steps * (kStepBytes + block * ahead_bytes),
+                            ahead + block * num_part_steps * ahead_bytes,
                             ahead_bytes};
         tiles.shape(num_block_rows);
-        if (num_blocks > 1) {
-          num_block_rows > kTileRows ? multiply_part<true, false>(args.output, part, num_padded, pending)
-                                     : multiply_part<false, false>(args.output, part, num_padded, pending);
+        if (is_alone) {
+          num_block_rows > kTileRows ? multiply_part<true, true>(output, part, num_padded, pending)
+                                     : multiply_part<false, true>(output, part, num_padded, pending);
         } else {
-          num_block_rows > kTileRows ? multiply_part<true, true>(args.output, part, num_padded, pending)
-                                     : multiply_part<false, true>(args.output, part, num_padded, pending);
+          num_block_rows > kTileRows ? multiply_part<true, false>(output, part, num_padded, pending)
+                                     : multiply_part<false, false>(output, part, num_padded, pending);
         }
         if (is_last) {
           pending = {sums[turn], item.first_row + first_row, panel, num_block_rows, 0};
@@ -189,7 +206,7 @@ static void compute_with_tiles(const DenseLinearArgs& args, Work& work, const It
       }
     }
   }
-  finish_rows(args.output, pending, pending.num_rows);
+  finish_rows(output, pending, pending.num_rows);
 }
 
 }  // namespace OCTAVO_ISA
