@@ -1,4 +1,4 @@
-"""What the machine gives a worker: cores, memory, and whether the CPU computes with bfloat16.
+"""What the machine gives a worker: cores, memory and its pages, and whether the CPU computes with bfloat16.
 
 A container's limits count, not the machine's: the cgroup's memory limit and CPU quota, the affinity mask. Memory that
 the page cache holds is free, because the kernel gives it back. Facts are read from the kernel's files at the moment
@@ -9,6 +9,8 @@ start one thread per core of the machine inside a container that may use two.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import re
 import resource
@@ -20,6 +22,7 @@ import psutil
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROCESS_FILES = Path("/proc/self")
 CPU_INFO = Path("/proc/cpuinfo")
+HUGE_PAGE_BYTES = 2 << 20
 RESET_PEAK = "5"  # proc(5), clear_refs: the peak of resident memory becomes the present value
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is Arm's name
 
@@ -72,6 +75,16 @@ def _page_cache_bytes(memory_stat: str) -> int:
     values = dict(line.split() for line in memory_stat.splitlines())
     prefix = "total_" if "total_inactive_file" in values else ""
     return sum(int(values.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
+
+
+def use_huge_pages(address: int, num_bytes: int) -> None:
+    """Ask the system for huge pages in a range of memory that has not been written yet, where it has them."""
+    start = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    end = (address + num_bytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if end > start and hasattr(mmap, "MADV_HUGEPAGE"):
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without it, all works as well
 
 
 def free_memory_bytes(root: Path = CGROUP_ROOT, process_files: Path = PROCESS_FILES) -> int:

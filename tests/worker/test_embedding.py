@@ -8,6 +8,9 @@ import torch
 from octavo.worker.layers import linear_weight
 from octavo.worker.layers.embedding import OutputHead
 from octavo.worker.layers.linear_weight import WeightFactory
+from octavo.worker.layers.weight_memory import WeightMemory
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -15,7 +18,7 @@ from octavo.worker.layers.linear_weight import WeightFactory
 def test_logits_have_the_precision_of_fp32(monkeypatch, dtype, tile):
     monkeypatch.setattr(linear_weight, "HEAD_TILE", tile)
     generator = torch.Generator().manual_seed(0)
-    head = OutputHead(100, 64, None, WeightFactory(dtype, torch.device("cpu")))
+    head = OutputHead(100, 64, None, WeightFactory(dtype, CPU, WeightMemory(CPU)))
     head.weight.tensor.data.copy_(torch.randn(100, 64, generator=generator))
     hidden = torch.randn(5, 64, generator=generator).to(dtype)
     logits = head(hidden)

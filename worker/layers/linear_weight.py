@@ -32,6 +32,7 @@ from octavo.kernels.ops.packed_linear import (
     packed_logits,
     packed_num_bytes,
 )
+from octavo.worker.layers.weight_memory import WeightMemory
 from octavo.worker.layers.weight_slot import empty_parameter
 
 HEAD_TILE = 2048  # rows of a plain weight that the head has in fp32 at a time
@@ -118,15 +119,14 @@ class HeldPacked(nn.Module):
         num_inputs: int,
         is_gated: bool,
         dtype: torch.dtype,
-        device: torch.device,
+        memory: WeightMemory,
     ) -> None:
         """`dtype` is the model's."""
         super().__init__()
         self.dtype = dtype
         self.blocks = None if weight_format in ROW_DTYPES else weight_format
         num_bytes = packed_num_bytes(weight_format, num_outputs, num_inputs, is_gated)
-        data = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self.data = nn.Parameter(data, requires_grad=False)
+        self.data = nn.Parameter(memory.take(num_bytes), requires_grad=False)
         self.packed = PackedWeight(self.data, weight_format, num_outputs, num_inputs, is_gated)
 
     def load_rows(self, first_row: int, rows: torch.Tensor) -> None:
@@ -159,12 +159,14 @@ class WeightFactory(NamedTuple):
     Attributes:
         dtype: of the model.
         device: where it lies.
+        memory: of packed weights.
         block_format_of: chooses the formats of packed weights; None: all are plain.
         prefix: of the checkpoint's names in this part, such as `model.layers.0.self_attn.`; empty for the whole model.
     """
 
     dtype: torch.dtype
     device: torch.device
+    memory: WeightMemory
     block_format_of: BlockFormatOf | None = None
     prefix: str = ""
 
@@ -184,7 +186,7 @@ class WeightFactory(NamedTuple):
         blocks = self.block_format_of([f"{self.prefix}{name}" for name in names])
         if blocks is None or inputs.start % WEIGHTS_PER_BLOCK or inputs.stop % WEIGHTS_PER_BLOCK:
             blocks = PACKED_DTYPES[self.dtype]
-        return HeldPacked(blocks, num_outputs, len(inputs), is_gated, self.dtype, self.device)
+        return HeldPacked(blocks, num_outputs, len(inputs), is_gated, self.dtype, self.memory)
 
     def vector(self, num_numbers: int) -> nn.Parameter:
         """Return a bias or the weight of a norm, [num_numbers]."""

@@ -9,6 +9,7 @@ import torch
 
 from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.layers.linear_weight import BlockFormatOf, WeightFactory
+from octavo.worker.layers.weight_memory import WeightMemory
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.llama import LlamaForCausalLM
 
@@ -27,5 +28,5 @@ def build_model(
 
     `block_format_of` chooses the formats of packed weights; without it all weights are plain tensors.
     """
-    make = WeightFactory(dtype, device, block_format_of)
+    make = WeightFactory(dtype, device, WeightMemory(device), block_format_of)
     return ARCHITECTURES[config.architecture](config, num_positions, make, group)
