@@ -2,8 +2,8 @@
 
 bfloat16 and fp32 weights are dense, blocks of GGUF files are grouped; each kind has kernels of its own, and beside them
 all is alike. Blocks are never rounded anew: they move into panels as they are, which take the size of the blocks.
-Activations beside them are rounded in every call (see csrc/grouped_rows.h); with AMX bfloat16 ones are not, and blocks are
-widened in front of the tile unit (see csrc/grouped_widened.h).
+Activations beside them are rounded in every call (see csrc/grouped_rows.h); with AMX bfloat16 ones are not, and blocks
+are widened in front of the tile unit (see csrc/grouped_widened.h).
 """
 
 from __future__ import annotations

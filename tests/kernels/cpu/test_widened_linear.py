@@ -50,7 +50,7 @@ def test_weights_are_the_neighbours_of_what_blocks_mean(amx: Executor, weight_fo
     rows = random_rows(weight_format, 77, 320)
     seen, exact = seen_by_the_kernel(packed(rows, weight_format, 320)), dequantize_rows(rows, weight_format)
     assert torch.equal(seen, seen.bfloat16().float())
-    # Before a number is cut to bfloat16, the place of its code in the mantissa costs up to 2^-12 of a step of the codes.
+    # Before a number is cut to bfloat16, the place of its code in the mantissa costs up to 2^-12 of a step of codes.
     steps = rows.view(77, 10, BLOCK_BYTES[weight_format])[:, :, :2].contiguous().view(torch.float16).float().abs()
     slack = steps.expand(77, 10, WEIGHTS_PER_BLOCK).reshape(77, 320) * 2**-12
     spacing = 2.0 ** (torch.frexp(exact).exponent - 8)
