@@ -19,10 +19,11 @@ from aiohttp import web
 
 from octavo.api_server.admission import Admission
 from octavo.api_server.api_keys import ApiKeys
-from octavo.api_server.app import error_response, make_app
+from octavo.api_server.app import make_app
 from octavo.api_server.engine_client import EngineClient
 from octavo.api_server.errors import ApiError, ErrorKind, internal_error, shutting_down
 from octavo.api_server.health import Phase, ServerState
+from octavo.api_server.http.surroundings import error_response
 from octavo.api_server.metrics import Metrics
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig

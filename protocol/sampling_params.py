@@ -1,7 +1,7 @@
 """How one request is sampled and when it ends.
 
 Invariant: a `SamplingParams` that exists is valid; whoever receives one re-checks nothing. Checks that need the model
-(context length, vocabulary) are made where the request is built, in `api_server.input_processor`.
+(context length, vocabulary) are made where the request is built, in `api_server.generation.gate`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from http_rig import parse_events
 from oracle import expected_output
 from oracle_beams import expected_beams
 
-from octavo.api_server.output_processor import OutputProcessor
+from octavo.api_server.generation.output_processor import OutputProcessor
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import BeamSearchParams, FinishReason
 from octavo.protocol.sampling_params import SamplingParams

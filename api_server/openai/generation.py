@@ -18,14 +18,14 @@ from octavo.api_server.admission import Admission
 from octavo.api_server.api_keys import CALLER
 from octavo.api_server.engine_client import EngineClient, Generation
 from octavo.api_server.errors import ApiError, ErrorKind, internal_error
+from octavo.api_server.generation.choices import Choices
+from octavo.api_server.generation.gate import Gate
+from octavo.api_server.generation.output_processor import TextDelta
 from octavo.api_server.health import ServerState, json_response
-from octavo.api_server.input_processor import InputProcessor
+from octavo.api_server.http.body import read_body
+from octavo.api_server.http.sse import DONE, PLACE, EventTemplate, SseWriter, event, event_of
 from octavo.api_server.openai.answer import Answer, Chunk, FinishedChoice
-from octavo.api_server.openai.body import read_body
-from octavo.api_server.openai.choices import Choices
 from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest
-from octavo.api_server.openai.sse import DONE, PLACE, EventTemplate, SseWriter, event, event_of
-from octavo.api_server.output_processor import TextDelta
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class GenerationRoute:
         answer_type: Callable[[str, bool], Answer],
         state: ServerState,
         admission: Admission,
-        processor: InputProcessor,
+        processor: Gate,
         engine: EngineClient,
         request_timeout_s: float,
     ) -> None:

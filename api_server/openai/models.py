@@ -6,8 +6,8 @@ import time
 
 from aiohttp import web
 
+from octavo.api_server.generation.gate import check_model
 from octavo.api_server.health import ServerState, json_response
-from octavo.api_server.input_processor import check_model
 from octavo.api_server.openai.schemas import Model, ModelList
 from octavo.protocol.config import ModelConfig
 

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import Script
 from http_rig import MODEL, Rig, endless, running, says, silent
 
-from octavo.api_server.openai import sse
+from octavo.api_server.http import sse
 from octavo.protocol.engine_messages import AddRequest
 
 PATHS = ("/v1/chat/completions", "/v1/completions")

@@ -154,7 +154,7 @@ async def test_a_defect_of_ours_is_a_500_without_its_text(
     def fail(*_: object) -> None:
         raise KeyError("/secret/path")
 
-    monkeypatch.setattr("octavo.api_server.openai.choices.OutputProcessor.process", fail)
+    monkeypatch.setattr("octavo.api_server.generation.choices.OutputProcessor.process", fail)
     async with running(tmp_path, endless) as rig:
         status, _, text = await raw_post(rig, path, stream=is_streamed)
         assert (status, code_of(text)) == (500, "internal_error")

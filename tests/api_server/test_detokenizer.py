@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from octavo.api_server.detokenizer import Detokenizer
+from octavo.api_server.generation.detokenizer import Detokenizer
 from octavo.api_server.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"

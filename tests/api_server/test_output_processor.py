@@ -10,8 +10,8 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.api_server.detokenizer import Detokenizer
-from octavo.api_server.output_processor import OutputProcessor, TextDelta
+from octavo.api_server.generation.detokenizer import Detokenizer
+from octavo.api_server.generation.output_processor import OutputProcessor, TextDelta
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import FinishReason
 from octavo.protocol.sampling_params import SamplingParams

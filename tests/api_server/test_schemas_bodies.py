@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.api_server.errors import ApiError
-from octavo.api_server.openai.body import MAX_DEPTH, decode_body, is_too_deep
+from octavo.api_server.http.body import MAX_DEPTH, decode_body, is_too_deep
 from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest
 from octavo.api_server.openai.unsupported import NO_OP_VALUES
 

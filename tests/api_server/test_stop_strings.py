@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.api_server.stop_strings import StopStringMatcher
+from octavo.api_server.generation.stop_strings import StopStringMatcher
 
 letters = st.text(alphabet="ab\n😀", max_size=40)
 stops = st.lists(st.text(alphabet="ab\n😀", min_size=1, max_size=5), max_size=4).map(tuple)

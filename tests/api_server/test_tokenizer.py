@@ -116,7 +116,9 @@ def test_a_template_is_read_with_its_last_newline(tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
-    code = "import sys, octavo.api_server.output_processor; print({'torch', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, octavo.api_server.generation.output_processor; print({'torch', 'transformers'} & set(sys.modules))"
+    )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout == "set()\n"
 

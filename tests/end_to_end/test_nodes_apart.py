@@ -14,7 +14,7 @@ from node_processes import Namespaces, Nodes, end_of
 from oracle import expected_output
 from server_process import ServerProcess
 
-from octavo.api_server.output_processor import OutputProcessor
+from octavo.api_server.generation.output_processor import OutputProcessor
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.lifecycle import ExitCode
 from octavo.protocol.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ import pytest
 from oracle import expected_output
 from server_process import ORACLE_ARGUMENTS, ServerProcess
 
-from octavo.api_server.output_processor import OutputProcessor
+from octavo.api_server.generation.output_processor import OutputProcessor
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import FinishReason
 from octavo.protocol.sampling_params import SamplingParams

@@ -14,10 +14,10 @@ from typing import Any, cast
 import msgspec
 
 from octavo.api_server.api_keys import Tenant
-from octavo.api_server.beam_search import beam_search_params, beam_width, check_beam_fields
 from octavo.api_server.chat_template import ChatTemplateError
+from octavo.api_server.conversation.messages import to_template_messages
 from octavo.api_server.errors import ApiError, ErrorKind, invalid_value, unsupported
-from octavo.api_server.openai.messages import to_template_messages
+from octavo.api_server.generation.beam_search import beam_search_params, beam_width, check_beam_fields
 from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.api_server.openai.unsupported import check_supported
 from octavo.api_server.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class Submission(msgspec.Struct, frozen=True):
         return [len(request.prompt_token_ids) for request in self.requests[:: self.num_requests_per_prompt]]
 
 
-class InputProcessor:
+class Gate:
     """The gate, for one model."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:

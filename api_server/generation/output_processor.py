@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.api_server.detokenizer import Detokenizer
-from octavo.api_server.stop_strings import StopStringMatcher
+from octavo.api_server.generation.detokenizer import Detokenizer
+from octavo.api_server.generation.stop_strings import StopStringMatcher
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import FinishReason
 from octavo.protocol.sampling_params import SamplingParams

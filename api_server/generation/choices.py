@@ -6,9 +6,9 @@ import logging
 
 from octavo.api_server.engine_client import Generation, Update
 from octavo.api_server.errors import internal_error
-from octavo.api_server.input_processor import Submission
+from octavo.api_server.generation.gate import Submission
+from octavo.api_server.generation.output_processor import OutputProcessor, TextDelta
 from octavo.api_server.openai.schemas import PromptTokensDetails, Usage
-from octavo.api_server.output_processor import OutputProcessor, TextDelta
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import BeamOutput
 
