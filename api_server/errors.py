@@ -28,6 +28,7 @@ class ErrorKind(Enum):
     MISSING_FIELD = (400, INVALID_REQUEST, "missing_required_parameter")
     UNSUPPORTED = (400, INVALID_REQUEST, "unsupported_parameter")
     CONTEXT_LENGTH_EXCEEDED = (400, INVALID_REQUEST, "context_length_exceeded")
+    NO_TOKEN_LEFT = (400, INVALID_REQUEST, "no_token_left")
     UNAUTHORIZED = (401, INVALID_REQUEST, "invalid_api_key")
     HOST_NOT_ALLOWED = (403, INVALID_REQUEST, "host_not_allowed")
     MODEL_NOT_FOUND = (404, INVALID_REQUEST, "model_not_found")
@@ -120,4 +121,6 @@ def from_engine(output: RequestOutput) -> ApiError:
         return ApiError(ErrorKind.CONTEXT_LENGTH_EXCEEDED, text, "max_tokens")
     if output.error is ErrorCode.NUMERICAL_ERROR:
         return ApiError(ErrorKind.NUMERICAL_ERROR, "the model computed values that are no numbers for this request")
+    if output.error is ErrorCode.NOTHING_ALLOWED:
+        return ApiError(ErrorKind.NO_TOKEN_LEFT, "the request's own options forbid every token that could come next")
     return internal_error()

@@ -9,9 +9,10 @@ from enum import StrEnum
 
 import msgspec
 
+from octavo.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from octavo.protocol.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_NUM_BEAMS = 64
 MAX_LENGTH_PENALTY = 10.0
 
@@ -26,10 +27,11 @@ class FinishReason(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Why a request ended with FinishReason.ERROR."""
+    """Why a request ended with FinishReason.ERROR. NOTHING_ALLOWED: its own options forbade every token."""
 
     NEVER_FITS = "never_fits"
     NUMERICAL_ERROR = "numerical_error"
+    NOTHING_ALLOWED = "nothing_allowed"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -132,7 +134,9 @@ class RequestOutput(Message, frozen=True):
 
     With FinishReason.STOP, `stop_token_id` is the last of the output tokens, the EOS or stop token that ended it.
     `num_cached_tokens` counts the prompt tokens whose KV was there when the request was first admitted. A beam search
-    has one output, at its end, with `num_choices` beams, best first, and no `token_ids`.
+    has one output, at its end, with `num_choices` beams, best first, and no `token_ids`. `logprobs` has a row for each
+    of `token_ids` when the request asked for them. `prompt_logprobs` may come in several outputs, before or with the
+    first token; rows that come again after a preemption or a restart are the same.
     """
 
     request_id: str
@@ -144,6 +148,8 @@ class RequestOutput(Message, frozen=True):
     error: ErrorCode | None = None
     error_message: str = ""
     beams: list[BeamOutput] = msgspec.field(default_factory=list)
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class EngineStats(Message, frozen=True):

@@ -7,11 +7,22 @@ Invariant: a `SamplingParams` that exists is valid; whoever receives one re-chec
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
+from octavo.protocol.logprobs import MAX_NUM_LOGPROBS
+
 MAX_SEED = 2**63 - 1
 MAX_NUM_CANDIDATES = 2**16
+MAX_NUM_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_NUM_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 256
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 100.0
+NO_LOGPROBS = -1
+LOGPROBS_RULE = f"must be in [0, {MAX_NUM_LOGPROBS}]"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -30,6 +41,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
         ignore_eos: go on after the model's EOS.
         num_candidates: instead of sampling, report so many of the likeliest tokens with their logprobs, and let the
             engine core say how the request goes on (beam search); 0 samples.
+        repetition_penalty: divides logits above 0 and multiplies others, of tokens in the prompt or the output.
+        presence_penalty: is taken off the logits of tokens in the output.
+        frequency_penalty: times how often the output has a token, is taken off its logit.
+        logit_bias: (token id, what is added to its logit), ascending by id, each id once.
+        bad_words: sequences of tokens that the output must not have; the last token of one is forbidden where the
+            others stand before it.
+        allowed_token_ids: ascending; empty allows all.
+        num_logprobs: report the logprob of each output token and of so many of the likeliest; NO_LOGPROBS: of none.
+        num_prompt_logprobs: the same for the prompt's tokens.
+
+    Logits change in this order: forbidden tokens (allowed_token_ids, bad_words, min_tokens), logit_bias, repetition,
+    frequency and presence penalty, temperature; then min_p, top_k and top_p choose. Greedy takes the largest before the
+    temperature.
     """
 
     max_tokens: int
@@ -43,6 +67,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_candidates: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    num_logprobs: int = NO_LOGPROBS
+    num_prompt_logprobs: int = NO_LOGPROBS
 
     def __post_init__(self) -> None:
         """Raise ValueError whose text starts with the name of the first field that is out of range."""
@@ -57,11 +89,44 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
             ("choice_index", 0 <= self.choice_index < 2**31, "must be a small non-negative number"),
             ("num_candidates", 0 <= self.num_candidates <= MAX_NUM_CANDIDATES, f"is at most {MAX_NUM_CANDIDATES}"),
             ("stop_token_ids", all(0 <= i < 2**31 for i in self.stop_token_ids), "must be token ids"),
+            (
+                "repetition_penalty",
+                0 < self.repetition_penalty <= MAX_REPETITION_PENALTY,
+                f"must be in (0, {MAX_REPETITION_PENALTY:g}]",
+            ),
+            ("presence_penalty", abs(self.presence_penalty) <= MAX_PENALTY, f"must be in ±{MAX_PENALTY:g}"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= MAX_PENALTY, f"must be in ±{MAX_PENALTY:g}"),
+            ("num_logprobs", NO_LOGPROBS <= self.num_logprobs <= MAX_NUM_LOGPROBS, LOGPROBS_RULE),
+            ("num_prompt_logprobs", NO_LOGPROBS <= self.num_prompt_logprobs <= MAX_NUM_LOGPROBS, LOGPROBS_RULE),
         )
         for name, is_valid, rule in checks:
             if not is_valid:
                 raise ValueError(f"{name} {rule}, got {getattr(self, name)!r}")
+        if self.logit_bias or self.bad_words or self.allowed_token_ids:
+            self._check_token_lists()
+
+    def _check_token_lists(self) -> None:
+        ids = [token_id for token_id, _ in self.logit_bias]
+        if len(ids) > MAX_NUM_BIASES:
+            raise ValueError(f"logit_bias has {len(ids)} entries, at most {MAX_NUM_BIASES}")
+        if not _is_ascending(ids) or not all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias):
+            raise ValueError(f"logit_bias must have ascending token ids and values in ±{MAX_BIAS:g}")
+        if len(self.bad_words) > MAX_NUM_BAD_WORDS:
+            raise ValueError(f"bad_words are {len(self.bad_words)} sequences of tokens, at most {MAX_NUM_BAD_WORDS}")
+        if not all(1 <= len(word) <= MAX_BAD_WORD_TOKENS and min(word) >= 0 for word in self.bad_words):
+            raise ValueError(f"bad_words must be of 1 to {MAX_BAD_WORD_TOKENS} tokens")
+        if not _is_ascending(self.allowed_token_ids):
+            raise ValueError("allowed_token_ids must be ascending token ids")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _is_ascending(token_ids: Sequence[int]) -> bool:
+    """Return whether each id is larger than the one before, from 0 on."""
+    return all(before < after for before, after in pairwise((-1, *token_ids)))

@@ -16,6 +16,7 @@ from enum import IntEnum
 import msgspec
 
 from octavo.protocol.engine_messages import ErrorCode, Message
+from octavo.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from octavo.protocol.sampling_params import SamplingParams
 
 
@@ -139,6 +140,8 @@ class ModelRunnerOutput(Message, frozen=True):
         errors: requests that failed alone at this step.
         candidates: for the requests that asked for them.
         corrupt_block_ids: device blocks that this step copied in from the host and whose checksum was wrong.
+        logprobs: one row for each request that asked for logprobs and got a token.
+        prompt_logprobs: of the prompt tokens whose predecessors this step computed, for requests that asked.
     """
 
     step_id: int
@@ -146,6 +149,8 @@ class ModelRunnerOutput(Message, frozen=True):
     errors: dict[str, ErrorCode] = msgspec.field(default_factory=dict)
     candidates: dict[str, Candidates] = msgspec.field(default_factory=dict)
     corrupt_block_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: dict[str, TokenLogprobs] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[str, PromptLogprobs] = msgspec.field(default_factory=dict)
 
 
 WorkerEvent = WorkerReady | ModelRunnerOutput | WorkerHello

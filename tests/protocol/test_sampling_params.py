@@ -27,6 +27,25 @@ from octavo.protocol.sampling_params import SamplingParams
         ("seed", 2**63),
         ("choice_index", -1),
         ("stop_token_ids", (3, -1)),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 101.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", ((3, 1.0), (3, 2.0))),
+        ("logit_bias", ((3, 101.0),)),
+        ("logit_bias", ((3, float("nan")),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", tuple((i, 0.0) for i in range(1025))),
+        ("bad_words", ((),)),
+        ("bad_words", ((1, -2),)),
+        ("bad_words", ((1,) * 257,)),
+        ("bad_words", ((1,),) * 129),
+        ("allowed_token_ids", (4, 3)),
+        ("num_logprobs", -2),
+        ("num_logprobs", 21),
+        ("num_prompt_logprobs", 21),
     ],
 )
 def test_out_of_range_names_the_field(field, value):
@@ -43,3 +62,9 @@ def test_an_invalid_value_does_not_pass_the_wire():
 def test_temperature_zero_is_greedy():
     assert SamplingParams(max_tokens=1, temperature=0.0).is_greedy
     assert not SamplingParams(max_tokens=1, temperature=0.5).is_greedy
+
+
+def test_only_penalties_are_penalties():
+    assert not SamplingParams(max_tokens=1, logit_bias=((3, 100.0),), allowed_token_ids=(3, 4)).has_penalties
+    for option in ({"repetition_penalty": 1.1}, {"presence_penalty": -0.5}, {"frequency_penalty": 0.1}):
+        assert SamplingParams(max_tokens=1, **option).has_penalties
