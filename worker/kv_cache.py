@@ -17,7 +17,7 @@ from octavo.kernels.ops.kv_formats import FP8_DTYPE, kv_vector_size
 from octavo.protocol.config import CacheConfig, KvCacheDtype
 from octavo.protocol.lifecycle import ExitCode, StartupError
 from octavo.worker.device import MIB, Device, MemoryBudget, check_fits, explain_out_of_memory, out_of_memory
-from octavo.worker.host import free_memory_bytes
+from octavo.worker.host import free_memory_bytes, use_huge_pages
 
 KV_CACHE = "the KV cache"
 HOST_TIER = "the host tier of the KV cache"
@@ -120,9 +120,12 @@ def allocate_kv_cache(
     num_bytes, free_bytes = num_blocks * block_num_bytes(shape, block_size, dtype), device.free_bytes()
     check_fits(KV_CACHE, num_bytes, LOWER_KV_SIZE, free_bytes)
     with explain_out_of_memory(KV_CACHE, num_bytes, LOWER_KV_SIZE, free_bytes):
-        return torch.empty(
-            kv_cache_shape(shape, num_blocks, block_size, dtype), dtype=dtype, device=device.torch_device
-        )
+        sizes = kv_cache_shape(shape, num_blocks, block_size, dtype)
+        kv_cache = torch.empty(sizes, dtype=dtype, device=device.torch_device)
+    if device.uses_host_memory:
+        # Blocks of a request lie anywhere: with small pages nearly every one costs a walk through the page table.
+        use_huge_pages(kv_cache.data_ptr(), kv_cache.nbytes)
+    return kv_cache
 
 
 def allocate_host_cache(shape: KvShape, num_blocks: int, kv_cache: torch.Tensor, device: Device) -> torch.Tensor:

@@ -10,20 +10,23 @@ keep the threads busy. The longest work comes first, so that threads end togethe
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 
+from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.ops.attention import AttentionPlan, HeadShape, PlanCapacity
 
 CHUNK_TOKENS = 128  # kChunkTokens of csrc/attention_tiles.h
 ITEM_ROWS = 96  # queries times query heads of a KV head: enough to make up for finding the keys
 ITEMS_PER_THREAD = 8
-MIN_ITEMS = ITEMS_PER_THREAD * (os.cpu_count() or 1)
 QUERY_COST = 8  # as many queries of an item cost what reading its keys costs
 
 NO_ROWS = np.zeros((0, 4), np.int32)
+
+
+def _min_items() -> int:
+    """Return how many items of work, rows times KV heads, a step should have."""
+    return ITEMS_PER_THREAD * EXECUTOR.num_threads
 
 
 def max_item_queries(heads: HeadShape) -> int:
@@ -68,7 +71,7 @@ def _longest_first(work: np.ndarray, query_lens: np.ndarray, seq_lens: np.ndarra
 def _split_tokens(num_keys: int, num_requests: int, heads: HeadShape) -> int:
     """Return how many keys, a multiple of CHUNK_TOKENS, a row of work with one query may have."""
     num_chunks = num_keys // CHUNK_TOKENS + num_requests
-    return max(1, num_chunks * heads.num_kv_heads // MIN_ITEMS) * CHUNK_TOKENS
+    return max(1, num_chunks * heads.num_kv_heads // _min_items()) * CHUNK_TOKENS
 
 
 def _unsplit_rows(seq_lens: np.ndarray) -> np.ndarray:
@@ -95,20 +98,18 @@ def make_plan(query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape) ->
 
 
 def plan_capacity(
-    num_requests: int, max_model_len: int, heads: HeadShape, num_slots: int | None = None, num_tokens: int = 0
+    num_requests: int, max_model_len: int, heads: HeadShape, num_slots: int | None = None
 ) -> PlanCapacity:
-    """Return how large the plan of a step can be.
+    """Return how large the plan of a step of one query for each request can be.
 
     Args:
         num_requests: of the step, at most.
         max_model_len: the most tokens of a request.
         num_slots: tokens of all requests together, at most; None: `max_model_len` of each.
-        num_tokens: of the step, of requests with several, at most.
     """
-    max_parts = 2 * MIN_ITEMS // heads.num_kv_heads  # rows of work beyond one for each request, by `_split_tokens`
+    max_parts = 2 * _min_items() // heads.num_kv_heads  # rows of work beyond one for each request, by `_split_tokens`
     max_split = min(num_requests, max_parts)
     num_chunks = max_split * -(-max_model_len // CHUNK_TOKENS)
     if num_slots is not None:
         num_chunks = min(num_chunks, max_split + num_slots // CHUNK_TOKENS)
-    num_tiles = num_tokens // max_item_queries(heads)
-    return PlanCapacity(num_requests + min(num_chunks, max_parts) + num_tiles, max_split, num_chunks)
+    return PlanCapacity(num_requests + min(num_chunks, max_parts), max_split, num_chunks)

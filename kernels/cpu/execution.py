@@ -126,6 +126,11 @@ class Executor:
             raise RuntimeError("the CPU kernels are not started")
         return self._library
 
+    @property
+    def num_threads(self) -> int:
+        """Return how many threads share a kernel."""
+        return 1 if self._started is None else self._started[0]
+
     def start(self, num_threads: int, instruction_set: str | None = None) -> str:
         """Load the library and start the threads, anew when called for others; return the instruction set.
 

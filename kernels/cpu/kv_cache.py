@@ -6,7 +6,6 @@ A block's inside is laid out for the attention kernel (csrc/kv_layout.h). Nothin
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,6 @@ from octavo.kernels.ops.rotary_kv import rotary_and_write_kv
 from octavo.kernels.registry import REFERENCE, backend
 
 MAX_HEAD_DIM = 256
-HUGE_PAGE_BYTES = 2 * 2**20
 _KV_KINDS = {torch.float32: 0, torch.bfloat16: 1, FP8_DTYPE: 2, torch.int8: 3}
 
 _reference_copy_blocks = copy_blocks.implementations[REFERENCE]
@@ -184,17 +182,3 @@ def cpu_copy_blocks(
 
 def _as_bytes(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.uint8)  # torch cannot gather fp8
-
-
-def use_huge_pages(tensor: torch.Tensor) -> None:
-    """Ask the system for huge pages for a large tensor that has not been written yet, where it has them.
-
-    Blocks of a request lie anywhere, so that with small pages nearly every one costs a walk through the page table.
-    """
-    start = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    end = (tensor.data_ptr() + tensor.nbytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    if end <= start or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    libc = ctypes.CDLL(None)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without it, all works as well

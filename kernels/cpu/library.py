@@ -60,6 +60,10 @@ class Library:
             raise KeyError(f"no kernel {name} for {self.instruction_set}")
         return tuple(addresses)
 
+    def has_kernel(self, name: str) -> bool:
+        """Return whether the instruction set has this kernel, for those that not all have."""
+        return self._address(name) is not None
+
     def _address(self, name: str) -> int | None:
         return self._library.octavo_kernel(self.instruction_set.encode(), name.encode())
 

@@ -44,8 +44,8 @@ class LinearOutput(ctypes.Structure):
     )
 
 
-class DenseLinearArgs(ctypes.Structure):
-    """Of a product with numbers."""
+class LinearArgs(ctypes.Structure):
+    """Of a product whose activations stay as they are."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),
@@ -56,7 +56,7 @@ class DenseLinearArgs(ctypes.Structure):
 
 
 class GroupedLinearArgs(ctypes.Structure):
-    """Of a product with blocks; `rounded` is scratch for the activations."""
+    """Of a product in whole numbers; `rounded` is scratch for the activations."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),

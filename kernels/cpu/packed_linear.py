@@ -14,9 +14,9 @@ from octavo.kernels.cpu.arguments import address, element_kind
 from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.cpu.kept_memory import LOGITS
 from octavo.kernels.cpu.linear_arguments import (
-    DenseLinearArgs,
     EmbeddingArgs,
     GroupedLinearArgs,
+    LinearArgs,
     PackArgs,
     held_weight,
     linear_output,
@@ -92,12 +92,13 @@ def _multiply(
     output = linear_output(result, weight, bias, activation)
     of_x, held = (address(x), element_kind(x.dtype)), held_weight(weight)
     if weight.format in ROW_DTYPES:
-        args: DenseLinearArgs | GroupedLinearArgs = DenseLinearArgs(*of_x, held, output)
+        EXECUTOR.run("dense_linear", LinearArgs(*of_x, held, output), len(x))
+    elif x.dtype is torch.bfloat16 and EXECUTOR.library.has_kernel("widened_linear"):
+        EXECUTOR.run("widened_linear", LinearArgs(*of_x, held, output), len(x))
     else:
         num_groups = weight.num_inputs // WEIGHTS_PER_BLOCK
         rounded = EXECUTOR.empty((-(-len(x) // _BLOCK_ROWS), num_groups, _ROW_GROUP_BYTES), torch.uint8)
-        args = GroupedLinearArgs(*of_x, held, address(rounded), output)
-    EXECUTOR.run(_kernel(weight.format, "linear"), args, len(x))
+        EXECUTOR.run("grouped_linear", GroupedLinearArgs(*of_x, held, address(rounded), output), len(x))
     return result
 
 

@@ -1,66 +1,19 @@
 // Ragged paged attention: queries of prefill and of decode in one command, over the block tables.
 //
-// An item of work is some queries of one request, the query heads of one KV head, and a range of chunks of 128 keys. The
-// chunks begin at the request's start, and each gives weights relative to its own largest score; joining them in their
-// order is the same arithmetic in an item as in a reduction of items. So a query has the same bits alone and in a batch,
-// in one item and in several, and whatever queries share its item.
+// The chunks of an item's keys begin at the request's start, and each gives weights relative to its own largest score;
+// joining them in their order is the same arithmetic in an item as in a reduction of items. So a query has the same bits
+// alone and in a batch, in one item and in several, and whatever queries share its item.
 
 #include <utility>
 
 #include "attention_amx.h"
+#include "attention_items.h"
 #include "attention_products.h"
 #include "kernel.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
-
-struct AttentionArgs {
-  KvCache cache;
-  const void* query;                 // [tokens, num_query_heads, head_dim]
-  const int32_t* query_start_loc;    // [requests + 1]
-  const int32_t* seq_lens;           // [requests]
-  const int32_t* block_tables;       // [requests, ...]
-  const float* kv_scales;            // [2], for fp8
-  const int32_t* work;               // [num_work, 4]: request, first query, first chunk, reduction or -1; ends with -1
-  const int32_t* reductions;         // [num_reductions, 4]: request, first query, first partial, chunks of an item
-  float* partials;                   // [partials, num_query_heads, padded head_dim + 16]: sums, largest, total
-  void* out;                         // [tokens, num_query_heads, head_dim]
-  int64_t query_stride;              // numbers from a token to the next
-  int64_t block_table_stride;
-  int64_t num_work;
-  int64_t num_reductions;
-  int64_t max_item_queries;
-  int64_t num_query_heads;
-  int64_t window;                    // 0: none
-  int64_t is_bf16;                   // query and out are bfloat16, else fp32
-  float scale;
-  float soft_cap;                    // 0: none
-};
-
-struct Item {
-  int64_t request;
-  int64_t head;         // of the keys
-  int64_t first_token;  // of the step's
-  int64_t num_queries;
-  int64_t position;     // of the first query in its request
-  int64_t first_chunk;
-  int64_t end_chunk;
-  float* partials;      // of the first chunk and query head; null: the result goes out
-};
-
-struct Geometry {
-  int64_t dim;    // head size, rounded up to a multiple of 16
-  int64_t group;  // query heads to a KV head
-  int64_t max_rows;
-  int64_t partial_stride;  // numbers from a query head's partial result to the next
-
-  explicit Geometry(const AttentionArgs& args)
-      : dim((args.cache.head_dim + kLanes - 1) / kLanes * kLanes),
-        group(args.num_query_heads / args.cache.num_kv_heads),
-        max_rows((args.max_item_queries * group + kRows - 1) / kRows * kRows),
-        partial_stride(dim + kLanes) {}
-};
 
 template <class Engine>
 struct Scratch {
@@ -93,54 +46,6 @@ struct Scratch {
     states = reinterpret_cast<RowStates*>(take(0));
   }
 };
-
-// Where an item's partial result of one chunk is, for query head `head`.
-float* partial_at(const AttentionArgs& args, const Geometry& geometry, int64_t partial, int64_t head) {
-  return args.partials + (partial * args.num_query_heads + head) * geometry.partial_stride;
-}
-
-// Reads item `index`; false when there are no more.
-bool read_item(const AttentionArgs& args, const Geometry& geometry, int64_t index, Item& item) {
-  const int64_t row = index / args.cache.num_kv_heads;
-  const int32_t* work = args.work + 4 * row;
-  if (row >= args.num_work || work[0] < 0) return false;
-  const int64_t request = work[0], first_query = work[1];
-  const int64_t first_token = args.query_start_loc[request], end_token = args.query_start_loc[request + 1];
-  const int64_t left = end_token - first_token - first_query, position = args.seq_lens[request] - left;
-  item = {request, index % args.cache.num_kv_heads, first_token + first_query,
-          left < args.max_item_queries ? left : args.max_item_queries, position, work[2], 0, nullptr};
-  item.end_chunk = (position + item.num_queries + kChunkTokens - 1) / kChunkTokens;
-  if (work[3] >= 0) {
-    const int32_t* reduction = args.reductions + 4 * work[3];
-    const int64_t end = item.first_chunk + reduction[3];
-    if (end < item.end_chunk) item.end_chunk = end;
-    item.partials = partial_at(args, geometry, reduction[2] + item.first_chunk, item.head * geometry.group);
-  } else if (args.window > 0 && position >= args.window) {
-    const int64_t first_visible = (position - args.window + 1) / kChunkTokens;
-    if (first_visible > item.first_chunk) item.first_chunk = first_visible;
-  }
-  return true;
-}
-
-// The positions that any query of the item sees.
-struct Visible {
-  int64_t begin;
-  int64_t end;
-};
-Visible visible_of(const AttentionArgs& args, const Item& item) {
-  const int64_t begin = args.window > 0 && item.position >= args.window ? item.position - args.window + 1 : 0;
-  return {begin, item.position + item.num_queries};
-}
-
-void prefetch_chunk(const AttentionArgs& args, const Item& item, int64_t index) {
-  if (!is_tiled(args.cache)) return;
-  const Visible visible = visible_of(args, item);
-  const int32_t* block_table = args.block_tables + item.request * args.block_table_stride;
-  const int64_t start = index * kChunkTokens, end = start + kChunkTokens < visible.end ? start + kChunkTokens : visible.end;
-  for (int64_t position = start; position < end; position += kTileTokens) {
-    if (position + kTileTokens > visible.begin) prefetch_tile(args.cache, block_table, position, item.head);
-  }
-}
 
 template <class Engine, class T>
 void load_queries(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Scratch<Engine>& scratch) {
@@ -183,19 +88,17 @@ Rows rows_at(const Geometry& geometry, const Item& item, const Chunk& chunk, int
 template <class Engine>
 void weigh_chunk(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t start,
                  const Rows& rows, float* products, const ScoreRule& rule, const Scratch<Engine>& scratch,
-                 RowStates& states) {
+                 RowStates& states, Ahead& ahead) {
   states.clear();
+  RowKeys keys[kRows];
   for (int i = 0; i < rows.count; i++) {
     const int64_t end = item.position + (rows.first + i) / geometry.group + 1 - start;
     const int64_t begin = args.window > 0 ? end - args.window : 0;
-    const RowKeys keys = {static_cast<int>(begin < 0 ? 0 : begin < kChunkTokens ? begin : kChunkTokens),
-                          static_cast<int>(end < 0 ? 0 : end < kChunkTokens ? end : kChunkTokens)};
-    const RowSums sums = weigh_row(products + i * kChunkTokens, scratch.weights + i * kChunkTokens, chunk, rows.end_tile,
-                                   keys, rule);
-    states.largest[i] = sums.largest;
-    states.total[i] = sums.total;
+    keys[i] = {static_cast<int>(begin < 0 ? 0 : begin < kChunkTokens ? begin : kChunkTokens),
+               static_cast<int>(end < 0 ? 0 : end < kChunkTokens ? end : kChunkTokens)};
   }
-  Engine::weigh(scratch.weights, rows.count, chunk, rows.end_tile, geometry.dim, scratch.chunk_sums);
+  weigh_rows(products, scratch.weights, chunk, rows.end_tile, keys, rows.count, rule, states);
+  Engine::weigh(scratch.weights, rows.count, chunk, rows.end_tile, geometry.dim, scratch.chunk_sums, ahead);
 }
 
 template <class T>
@@ -228,12 +131,12 @@ void store_partials(const AttentionArgs& args, const Geometry& geometry, const I
 // Attends from all rows of the item to one chunk, and joins or puts by what it gives.
 template <class Engine>
 void attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t index,
-                  const ScoreRule& rule, const Scratch<Engine>& scratch) {
+                  const ScoreRule& rule, const Scratch<Engine>& scratch, Ahead& ahead) {
   const int64_t start = index * kChunkTokens, num_rows = item.num_queries * geometry.group;
   const auto score = [&](const Rows& rows, float* products) {
     const auto* queries = scratch.queries + rows.first * geometry.dim;
     if (rows.end_tile > chunk.first_tile) {
-      Engine::score(queries, rows.count, chunk, rows.end_tile, geometry.dim, products);
+      Engine::score(queries, rows.count, chunk, rows.end_tile, geometry.dim, products, ahead);
     }
   };
   Rows rows = rows_at(geometry, item, chunk, start, 0);
@@ -248,7 +151,7 @@ void attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Ite
     RowStates states;
     if (rows.end_tile > chunk.first_tile) {
       float* products = scratch.products + turn * kRows * kChunkTokens;
-      weigh_chunk(args, geometry, item, chunk, start, rows, products, rule, scratch, states);
+      weigh_chunk(args, geometry, item, chunk, start, rows, products, rule, scratch, states, ahead);
     } else {
       states.clear();
     }
@@ -273,14 +176,11 @@ void run_item(const AttentionArgs& args, const Geometry& geometry, const Item& i
   std::memset(scratch.sums, 0, num_rows * geometry.dim * sizeof(float));
   for (int64_t row = 0; row < num_rows; row += kRows) scratch.states[row / kRows].clear();
   for (int64_t index = item.first_chunk; index < item.end_chunk; index++) {
-    if (index + 1 < item.end_chunk) {
-      prefetch_chunk(args, item, index + 1);
-    } else if (next != nullptr) {
-      prefetch_chunk(args, *next, next->first_chunk);
-    }
     Chunk chunk;
     find_chunk(args.cache, scratch.chunk, block_table, index * kChunkTokens, visible.begin, visible.end, item.head, chunk);
-    attend_chunk(args, geometry, item, chunk, index, rule, scratch);
+    Ahead ahead = ahead_of(args, item, chunk, index, next);
+    attend_chunk(args, geometry, item, chunk, index, rule, scratch, ahead);
+    ahead.ask_for_rest();
   }
   if (item.partials != nullptr) return;
   for (int64_t row = 0; row < num_rows; row++) {
@@ -325,11 +225,13 @@ void attend(const AttentionArgs& args, Work& work) {
   auto* memory = static_cast<char*>(work.scratch(Scratch<Engine>::num_bytes(geometry)));
   if (memory == nullptr) return;
   Scratch<Engine> scratch(memory, geometry);
-  Engine::begin();
+  int64_t rows_at_once = 0;
   Item item, next;
   bool has_item = read_item(args, geometry, work.take(), item);
   while (has_item) {
     const bool has_next = read_item(args, geometry, work.take(), next);
+    const int64_t rows = item.num_queries * geometry.group < kRows ? item.num_queries * geometry.group : kRows;
+    if (rows != rows_at_once) Engine::begin(static_cast<int>(rows_at_once = rows));
     run_item<Engine, T>(args, geometry, item, has_next ? &next : nullptr, scratch);
     item = next;
     has_item = has_next;

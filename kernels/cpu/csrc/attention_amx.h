@@ -1,5 +1,5 @@
-// Products through AMX tiles, always of 16 rows, of which the caller uses as many as it has: one row or 16, the sums of a
-// row have one order.
+// Products through AMX tiles, which have as many rows as an item has, up to 16: one row or 16, the sums of a row have one
+// order. With up to 8 rows a product with half a tile takes half the time.
 #pragma once
 
 #include "amx.h"
@@ -39,19 +39,20 @@ struct AmxEngine {
   using Number = bf16;
   using Element = bf16;
 
-  // Tiles 0 to 3 hold sums; 4 and 5 are 16 rows of 32 numbers and 16 pairs of rows of 16; 6 and 7 half of those.
-  static void begin() {
+  // Tiles 0 to 3 hold sums; 4 and 5 are rows of 32 numbers and 16 pairs of rows of 16; 6 and 7 half of those.
+  static void begin(int num_rows) {
     TileConfig config;
     for (int tile = 0; tile < 8; tile++) {
       config.bytes_per_row[tile] = tile == 6 ? 32 : 64;
-      config.rows[tile] = tile == 7 ? 8 : kTileRows;
+      config.rows[tile] = static_cast<uint8_t>(tile == 5 ? kTileRows : tile == 7 ? kTileRows / 2 : num_rows);
     }
     load_tile_config(config);
   }
   static void end() { _tile_release(); }
 
   // products[16, kChunkTokens] of queries [16, dim] with the keys of tiles.
-  static void score(const bf16* queries, int, const Chunk& chunk, int end_tile, int64_t dim, float* products) {
+  static void score(const bf16* queries, int, const Chunk& chunk, int end_tile, int64_t dim, float* products,
+                    Ahead& ahead) {
     order_memory();
     for (int first = chunk.first_tile; first < end_tile; first += 4) {
       const int count = end_tile - first < 4 ? end_tile - first : 4;
@@ -59,6 +60,7 @@ struct AmxEngine {
       clear_sums();
       int64_t i = 0;
       for (; i + 32 <= dim; i += 32) {
+        ahead.ask(count * 1024);
         _tile_loadd(4, queries + i, dim * 2);
         OCTAVO_ADD_PRODUCT(0, 4, 5, tiles[0].key + i * 32, 64);
         if (count > 1) OCTAVO_ADD_PRODUCT(1, 4, 5, tiles[1].key + i * 32, 64);
@@ -78,12 +80,13 @@ struct AmxEngine {
   }
 
   // sums[16, dim] of weights [16, kChunkTokens] with the values of tiles.
-  static void weigh(const bf16* weights, int, const Chunk& chunk, int end_tile, int64_t dim, float* to) {
+  static void weigh(const bf16* weights, int, const Chunk& chunk, int end_tile, int64_t dim, float* to, Ahead& ahead) {
     order_memory();
     for (int64_t first = 0; first < dim; first += 64) {
       const int count = dim - first < 64 ? static_cast<int>(dim - first) / 16 : 4;
       clear_sums();
       for (int i = chunk.first_tile; i < end_tile; i++) {
+        ahead.ask(count * 512);
         const char* values = chunk.tiles[i].value + first * 4;
         _tile_loadd(6, weights + i * kTileTokens, kChunkTokens * 2);
         OCTAVO_ADD_PRODUCT(0, 6, 7, values, dim * 4);

@@ -1,8 +1,8 @@
 // Products of up to 16 rows with the tiles of a chunk, by instruction set: queries times keys, weights times values.
 //
-// An engine has a type of the numbers of rows, a type of the elements of tiles, and two products. Both are sums over a
-// row's numbers in their order, each in one accumulator, so that a row has the same bits however many rows and tiles
-// there are. Tiles through which a row sees nothing add zeros.
+// An engine has a type of the numbers of rows, a type of the elements of tiles, and two products, which ask for what is
+// multiplied next. Both are sums over a row's numbers in their order, each in one accumulator, so that a row has the same
+// bits however many rows and tiles there are. Tiles through which a row sees nothing add zeros.
 #pragma once
 
 #include "attention_softmax.h"
@@ -82,17 +82,19 @@ struct VectorEngine {
   using Number = typename Words::Number;
   using Element = typename Words::Element;
 
-  static void begin() {}
+  static void begin(int) {}
   static void end() {}
 
   // products[16, kChunkTokens] of queries [16, dim] with the keys of tiles.
-  static void score(const Number* queries, int num_rows, const Chunk& chunk, int end_tile, int64_t dim, float* products) {
+  static void score(const Number* queries, int num_rows, const Chunk& chunk, int end_tile, int64_t dim,
+                    float* products, Ahead& ahead) {
     const int steps = static_cast<int>(dim) / Words::kNumbers;
     for (int row = 0; row < num_rows; row += kHeldRows) {
       const int rows = num_rows - row < kHeldRows ? num_rows - row : kHeldRows;
       constexpr int kToTile = kTileTokens / kSumLanes;
       for (int i = chunk.first_tile * kToTile; i < end_tile * kToTile;) {
         const int vectors = end_tile * kToTile - i >= kHeldVectors ? kHeldVectors : 1;
+        ahead.ask(vectors * steps * static_cast<int64_t>(sizeof(Sums)));
         const char* keys[kHeldVectors];
         for (int n = 0; n < vectors; n++) {
           keys[n] = chunk.tiles[(i + n) / kToTile].key + (i + n) % kToTile * sizeof(Sums);
@@ -111,7 +113,8 @@ struct VectorEngine {
   }
 
   // sums[16, dim] of weights [16, kChunkTokens] with the values of tiles.
-  static void weigh(const Number* weights, int num_rows, const Chunk& chunk, int end_tile, int64_t dim, float* to) {
+  static void weigh(const Number* weights, int num_rows, const Chunk& chunk, int end_tile, int64_t dim, float* to,
+                    Ahead& ahead) {
     const int num_vectors = static_cast<int>(dim / kSumLanes);
     for (int row = 0; row < num_rows; row += kHeldRows) {
       const int rows = num_rows - row < kHeldRows ? num_rows - row : kHeldRows;
@@ -120,6 +123,7 @@ struct VectorEngine {
         with_shape(rows, vectors, [&](auto held_rows, auto held_vectors) {
           Sums sums[held_rows()][held_vectors()] = {};
           for (int i = chunk.first_tile; i < end_tile; i++) {
+            ahead.ask(held_vectors() * kTileTokens / Words::kNumbers * static_cast<int64_t>(sizeof(Sums)));
             const char* values[held_vectors()];
             for (int n = 0; n < held_vectors(); n++) values[n] = chunk.tiles[i].value + (first + n) * sizeof(Sums);
             const Number* from = weights + row * kChunkTokens + i * kTileTokens;

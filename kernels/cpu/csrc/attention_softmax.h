@@ -58,22 +58,18 @@ OCTAVO_INLINE F32 only_lanes(F32 value, int begin, int end, F32 other) {
   return select((lane >= begin) & (lane < end), value, other);
 }
 
-struct RowSums {
-  float largest;  // score; -inf when no key is visible
-  float total;    // of the weights
-};
-
 // The keys of a chunk that a row sees.
 struct RowKeys {
   int begin;
   int end;
 };
 
-// Turns one row's products with a chunk's keys into weights. Products and weights are [kChunkTokens]; those of tiles
-// outside of [first_tile, end_tile) are not touched. kIsPlain: no soft cap, no scales.
-template <bool kIsPlain, class Number>
-OCTAVO_INLINE RowSums weigh_tiles(float* products, Number* weights, const Chunk& chunk, int first_tile, int end_tile,
-                                  RowKeys keys, const ScoreRule& rule, bool is_whole) {
+// A row's largest score in a chunk, -inf when it sees none of its keys. Products are [kChunkTokens]; those of tiles outside
+// of [first_tile, end_tile) are not touched. kIsPlain: no soft cap, no scales; else scores take the place of products.
+// is_whole: the row sees all keys.
+template <bool kIsPlain>
+OCTAVO_INLINE float find_largest(float* products, const Chunk& chunk, int first_tile, int end_tile, RowKeys keys,
+                                 const ScoreRule& rule, bool is_whole) {
   const F32 nothing = splat(-INFINITY);
   F32 largest = nothing;
 #pragma GCC unroll 8
@@ -81,15 +77,22 @@ OCTAVO_INLINE RowSums weigh_tiles(float* products, Number* weights, const Chunk&
     F32 score = load(products + i * kTileTokens);
     if constexpr (!kIsPlain) score = score_of(score, chunk.tiles[i].key_scales, rule);
     if (!is_whole) score = only_lanes(score, keys.begin - i * kTileTokens, keys.end - i * kTileTokens, nothing);
-    if (!kIsPlain || !is_whole) store(products + i * kTileTokens, score);
+    if (!kIsPlain) store(products + i * kTileTokens, score);
     largest = max(score, largest);
   }
   // A plain score is its product times the scale, which the exponent takes in one step with the difference.
-  const float factor = kIsPlain ? rule.scale : 1.0f, row_largest = reduce_max(largest) * factor;
+  return reduce_max(largest) * (kIsPlain ? rule.scale : 1.0f);
+}
+
+// Turns a row's scores, or plain products, into weights [kChunkTokens], and returns their sum.
+template <bool kIsPlain, class Number>
+OCTAVO_INLINE float weigh_row(const float* products, float row_largest, Number* weights, const Chunk& chunk,
+                              int first_tile, int end_tile, RowKeys keys, const ScoreRule& rule, bool is_whole) {
   if (row_largest == -INFINITY) {
     for (int i = first_tile; i < end_tile; i++) store(weights + i * kTileTokens, F32{});
-    return {row_largest, 0.0f};
+    return 0.0f;
   }
+  const float factor = kIsPlain ? rule.scale : 1.0f;
   F32 total{};
 #pragma GCC unroll 8
   for (int i = first_tile; i < end_tile; i++) {
@@ -99,22 +102,12 @@ OCTAVO_INLINE RowSums weigh_tiles(float* products, Number* weights, const Chunk&
     total += weight;
     if constexpr (!kIsPlain) {
       const float* scales = chunk.tiles[i].value_scales;
-      if (scales != nullptr) weight = only_lanes(weight * load(scales), begin, end, F32{});
+      if (scales != nullptr) weight *= load(scales);
+      if (scales != nullptr && !is_whole) weight = only_lanes(weight, begin, end, F32{});  // a scale may be anything there
     }
     store(weights + i * kTileTokens, weight);
   }
-  return {row_largest, reduce_add(total)};
-}
-
-template <class Number>
-OCTAVO_INLINE RowSums weigh_row(float* products, Number* weights, const Chunk& chunk, int end_tile, RowKeys keys,
-                                const ScoreRule& rule) {
-  const bool is_plain = rule.soft_cap == 0 && chunk.tiles[chunk.first_tile].key_scales == nullptr;
-  if (!is_plain) return weigh_tiles<false>(products, weights, chunk, chunk.first_tile, end_tile, keys, rule, false);
-  if (keys.begin == 0 && keys.end == kChunkTokens) {
-    return weigh_tiles<true>(products, weights, chunk, 0, kChunkTiles, keys, rule, true);
-  }
-  return weigh_tiles<true>(products, weights, chunk, chunk.first_tile, end_tile, keys, rule, false);
+  return reduce_add(total);
 }
 
 // What the chunks so far gave to up to 16 rows.
@@ -127,6 +120,38 @@ struct RowStates {
     store(total, F32{});
   }
 };
+
+// Turns products of rows [num_rows, kChunkTokens] with a chunk's keys into weights. All rows' largest scores come first, so
+// that the processor does not wait for one row's before it begins with the next.
+template <bool kIsPlain, class Number>
+OCTAVO_INLINE void weigh_tiles(float* products, Number* weights, const Chunk& chunk, int first_tile, int end_tile,
+                               const RowKeys* keys, int num_rows, const ScoreRule& rule, bool is_whole, RowStates& states) {
+  for (int i = 0; i < num_rows; i++) {
+    states.largest[i] =
+        find_largest<kIsPlain>(products + i * kChunkTokens, chunk, first_tile, end_tile, keys[i], rule, is_whole);
+  }
+  for (int i = 0; i < num_rows; i++) {
+    states.total[i] = weigh_row<kIsPlain>(products + i * kChunkTokens, states.largest[i], weights + i * kChunkTokens, chunk,
+                                          first_tile, end_tile, keys[i], rule, is_whole);
+  }
+}
+
+template <class Number>
+OCTAVO_INLINE void weigh_rows(float* products, Number* weights, const Chunk& chunk, int end_tile, const RowKeys* keys,
+                              int num_rows, const ScoreRule& rule, RowStates& states) {
+  const bool is_plain = rule.soft_cap == 0 && chunk.tiles[chunk.first_tile].key_scales == nullptr;
+  bool is_whole = true;
+  for (int i = 0; i < num_rows; i++) is_whole = is_whole && keys[i].begin == 0 && keys[i].end == kChunkTokens;
+  if (is_plain && is_whole) {
+    weigh_tiles<true>(products, weights, chunk, 0, kChunkTiles, keys, num_rows, rule, true, states);
+  } else if (is_plain) {
+    weigh_tiles<true>(products, weights, chunk, chunk.first_tile, end_tile, keys, num_rows, rule, false, states);
+  } else if (is_whole) {
+    weigh_tiles<false>(products, weights, chunk, 0, kChunkTiles, keys, num_rows, rule, true, states);
+  } else {
+    weigh_tiles<false>(products, weights, chunk, chunk.first_tile, end_tile, keys, num_rows, rule, false, states);
+  }
+}
 
 // Joins the next chunk: sums [kRows, dim] += what it gave, both rescaled to the larger of the two largest scores.
 // A row to which it gave nothing (largest is -inf) stays as it is.

@@ -198,15 +198,35 @@ void find_chunk(const KvCache& cache, const ChunkScratch<Element>& scratch, cons
   }
 }
 
-// Asks for tile `index` of the chunk at `start`, of a tiled cache.
-OCTAVO_INLINE void prefetch_tile(const KvCache& cache, const int32_t* block_table, int64_t position, int64_t head) {
-  const int64_t block_id = block_table[position / cache.block_size], offset = position % cache.block_size;
-  const int64_t tile_bytes = kTileTokens * vector_bytes(cache);
-  for (int part = 0; part < 2; part++) {
-    const char* tile = tile_at(cache, part, block_id, offset, head);
-    for (int64_t i = 0; i < tile_bytes; i += 64) __builtin_prefetch(tile + i, 0, 2);
+// Tiles that are multiplied next: asked for while others are, as much at a time as of those, because all at once would be
+// waited for; and into the first cache, because what comes from the second takes the same few places in which fetches from
+// memory wait.
+class Ahead {
+ public:
+  explicit Ahead(int64_t tile_bytes) : tile_bytes_(tile_bytes) {}
+
+  void add(const char* tile) { tiles_[count_++] = tile; }
+
+  void ask(int64_t num_bytes) {
+    while (num_bytes > 0 && next_ < count_) {
+      const int64_t left = tile_bytes_ - asked_, end = num_bytes < left ? asked_ + num_bytes : tile_bytes_;
+      num_bytes -= end - asked_;
+      for (; asked_ < end; asked_ += 64) __builtin_prefetch(tiles_[next_] + asked_, 0, 3);
+      if (asked_ == tile_bytes_) {
+        asked_ = 0;
+        next_++;
+      }
+    }
   }
-}
+  void ask_for_rest() { ask(INT64_MAX); }
+
+ private:
+  const char* tiles_[2 * kChunkTiles];
+  int64_t tile_bytes_;
+  int count_ = 0;
+  int next_ = 0;       // the tile that is being asked for
+  int64_t asked_ = 0;  // bytes of it
+};
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -7,7 +7,9 @@
 // because that instruction wants them without a sign. A panel is as large as its blocks in the file.
 #pragma once
 
+#include "item_split.h"
 #include "linear_parts.h"
+#include "team.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -76,6 +78,14 @@ OCTAVO_INLINE const uint16_t* panel_head(const char* group, int index) {
 template <class Format>
 OCTAVO_INLINE const char* panel_codes(const char* group, int half) {
   return group + kHeads<Format> * kPanelColumns * sizeof(uint16_t) + half * kHalfCodeBytes<Format>;
+}
+
+// How a product is shared out; a row of x takes `row_bytes`.
+template <class Format>
+OCTAVO_INLINE Split split_of(const GroupedWeight& weight, int64_t row_bytes, const Work& work) {
+  const int64_t panel_bytes = weight.num_inputs / kGroupInputs * kPanelGroupBytes<Format>;
+  return Split(num_panels(weight.num_outputs, weight.is_gated), panel_bytes, work.num_rows, row_bytes,
+               work.num_threads());
 }
 
 // A group of inputs of 16 rows, rounded to whole numbers from -127 to 127.

@@ -1,8 +1,6 @@
-// Products with weights of GGUF blocks.
+// Products with weights of GGUF blocks, in whole numbers.
 
 #include "grouped_sums.h"
-#include "grouped_widened.h"
-#include "item_split.h"
 #include "kernel.h"
 
 namespace octavo {
@@ -22,15 +20,6 @@ struct GroupedLinearArgs {
 };
 
 int64_t num_groups(const GroupedLinearArgs& args) { return args.weight.num_inputs / kGroupInputs; }
-
-// Whether the product is one of whole numbers, for which rows of x are rounded, and not one of bfloat16 numbers.
-bool rounds_rows(const GroupedLinearArgs& args) {
-#if defined(OCTAVO_AMX)
-  return !args.x_is_bf16;
-#else
-  return true;
-#endif
-}
 
 // Rounds a row of the activations; a row beyond the last makes up its block.
 template <class Format>
@@ -61,18 +50,8 @@ void compute_rows(const GroupedLinearArgs& args, const RowGroup* x, int64_t row,
   compute_block<Format, kRows>(args, x, row, panel);
 }
 
-// Computes the items that this thread gets, each with `compute_item`; a row of x takes `row_bytes`.
-template <class Format, class ComputeItem>
-void compute_items(const GroupedLinearArgs& args, int64_t row_bytes, Work& work, ComputeItem compute_item) {
-  const GroupedWeight& weight = args.weight;
-  const int64_t panel_bytes = num_groups(args) * kPanelGroupBytes<Format>;
-  const Split split(num_panels(weight.num_outputs, weight.is_gated), panel_bytes, work.num_rows, row_bytes,
-                    work.num_threads());
-  for (int64_t index = work.take(); index < split.num_items(); index = work.take()) compute_item(split.item(index));
-}
-
 template <class Format>
-void compute_in_whole_numbers(const GroupedLinearArgs& args, Work& work) {
+void compute(const GroupedLinearArgs& args, Work& work) {
   const RowGroup* x = args.rounded;
   if (work.num_rows <= kRowsRoundedByEach) {
     auto* own = static_cast<RowGroup*>(work.scratch(num_groups(args) * sizeof(RowGroup)));
@@ -80,18 +59,20 @@ void compute_in_whole_numbers(const GroupedLinearArgs& args, Work& work) {
     for (int64_t row = 0; row < work.num_rows; row++) round_one_row<Format>(args, row, work.num_rows, own);
     x = own;
   }
-  compute_items<Format>(args, num_groups(args) * (sizeof(RowGroup) / kBlockRows), work, [&](const Item& item) {
+  const Split split = split_of<Format>(args.weight, num_groups(args) * (sizeof(RowGroup) / kBlockRows), work);
+  for (int64_t index = work.take(); index < split.num_items(); index = work.take()) {
+    const Item item = split.item(index);
     for (int64_t panel = item.first_panel; panel < item.end_panel; panel++) {
       for (int64_t row = item.first_row; row < item.end_row; row += kFewRows) {
         compute_rows<Format>(args, x, row, item.end_row - row, panel);
       }
     }
-  });
+  }
 }
 
 // Rounds the activations, where that is shared out.
 OCTAVO_KERNEL(grouped_linear, GroupedLinearArgs) {
-  if (!rounds_rows(args) || work.num_rows <= kRowsRoundedByEach) return;
+  if (work.num_rows <= kRowsRoundedByEach) return;
   const int64_t num_padded = divide_up(work.num_rows, kBlockRows) * kBlockRows;
   with_format(args.weight, [&](auto format) {
     for (int64_t row = work.take(); row < num_padded; row = work.take()) {
@@ -102,20 +83,7 @@ OCTAVO_KERNEL(grouped_linear, GroupedLinearArgs) {
 
 OCTAVO_PHASE(grouped_linear, 2, GroupedLinearArgs) {
   if (work.num_rows == 0) return;
-  with_format(args.weight, [&](auto format) {
-    using Format = decltype(format);
-#if defined(OCTAVO_AMX)
-    if (!rounds_rows(args)) {
-      const RowsOfX x{static_cast<const bf16*>(args.x), args.weight.num_inputs};
-      Tiles tiles;
-      compute_items<Format>(args, args.weight.num_inputs * sizeof(bf16), work, [&](const Item& item) {
-        compute_with_tiles(x, WidenedPanels<Format>{args.weight}, args.output, work, item, tiles);
-      });
-      return;
-    }
-#endif
-    compute_in_whole_numbers<Format>(args, work);
-  });
+  with_format(args.weight, [&](auto format) { compute<decltype(format)>(args, work); });
 }
 
 }  // namespace

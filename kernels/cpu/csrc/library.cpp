@@ -52,8 +52,7 @@ bool is_supported(const char* isa) {
   if (name == "avx512") return avx512;
   if (name == "avx512_bf16") return avx512_bf16;
   if (name == "amx") {
-    const bool amx = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-                     __builtin_cpu_supports("amx-int8");
+    const bool amx = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
     return avx512_bf16 && amx && may_use_tiles();
   }
 #endif

@@ -13,8 +13,8 @@ from cpu_kernels import assert_same_bits
 from kernel_checks import DTYPES, assert_close
 
 from octavo.kernels.cpu.attention import cpu_paged_attention, cpu_plan_attention
-from octavo.kernels.cpu.attention_plan import CHUNK_TOKENS, MIN_ITEMS, make_plan, plan_capacity
-from octavo.kernels.cpu.execution import EXECUTOR
+from octavo.kernels.cpu.attention_plan import CHUNK_TOKENS, ITEMS_PER_THREAD, make_plan, plan_capacity
+from octavo.kernels.cpu.execution import EXECUTOR, Executor
 from octavo.kernels.ops.attention import HeadShape
 
 RAGGED = Case([1, 1, 5, 1, 150, 1], [299, 12, 130, 0, 40, 700], num_kv_heads=3, group=3, head_dim=64)
@@ -138,8 +138,9 @@ def test_a_recorded_command_serves_other_requests(executor) -> None:
     query = torch.empty_like(first.query)
     starts, seq_lens = torch.empty(7, dtype=torch.int32), torch.empty(6, dtype=torch.int32)
     tables, heads = torch.empty_like(first.block_tables), HeadShape(9, 3, 64)
-    capacity = plan_capacity(6, 1000, heads, num_tokens=len(query))
-    work, reductions = (torch.full((num, 4), -1, dtype=torch.int32) for num in capacity[:2])
+    capacity = plan_capacity(6, 1000, heads)
+    num_work = capacity.num_work + len(query)
+    work, reductions = (torch.full((num, 4), -1, dtype=torch.int32) for num in (num_work, capacity.num_reductions))
     plan = make_plan(np.ones(1, np.int32), np.ones(1, np.int32), heads)._replace(
         work=work, reductions=reductions, num_partials=capacity.num_partials
     )
@@ -205,15 +206,15 @@ def test_plans_cover_every_query_once_and_fit_their_capacity(seed: int) -> None:
         num_chunks = -(-seq_lens[request] // CHUNK_TOKENS)
         assert (seen[request, : query_lens[request], :num_chunks] == 1).all()
         assert (seen[request, query_lens[request] :] == 0).all()
-    capacity = plan_capacity(num_requests, 5600, heads, num_tokens=int(query_lens[query_lens > 1].sum()))
-    assert len(plan.work) <= capacity.num_work
+    capacity = plan_capacity(num_requests, 5600, heads)
+    assert len(plan.work) <= capacity.num_work + int(query_lens[query_lens > 1].sum())
     assert len(plan.reductions) <= capacity.num_reductions
     assert plan.num_partials <= capacity.num_partials
 
 
-def test_few_requests_are_split_and_many_are_not() -> None:
+def test_few_requests_are_split_and_many_are_not(executor: Executor) -> None:
     heads = HeadShape(9, 3, 64)
     one = make_plan(np.ones(1, np.int32), np.array([4000], np.int32), heads)
-    assert len(one.work) * 3 >= MIN_ITEMS
+    assert len(one.work) * 3 >= ITEMS_PER_THREAD * executor.num_threads
     many = make_plan(np.ones(99, np.int32), np.full(99, 300, np.int32), heads)
     assert (len(many.work), len(many.reductions)) == (99, 0)

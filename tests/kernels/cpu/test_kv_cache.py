@@ -12,7 +12,7 @@ from cpu_kernels import assert_same_bits
 from kernel_checks import DTYPES, random_tensor
 
 from octavo.kernels.cpu.execution import EXECUTOR
-from octavo.kernels.cpu.kv_cache import cpu_copy_blocks, cpu_rotary_and_write_kv, cpu_write_kv, use_huge_pages
+from octavo.kernels.cpu.kv_cache import cpu_copy_blocks, cpu_rotary_and_write_kv, cpu_write_kv
 from octavo.kernels.ops.attention import HeadShape, copy_blocks, write_kv
 from octavo.kernels.ops.kv_formats import FP8_DTYPE, kv_vector_size
 from octavo.kernels.ops.rotary_kv import rotary_and_write_kv
@@ -129,10 +129,3 @@ def test_copies_equal_the_reference(executor, dtype: torch.dtype) -> None:
     assert_same_bits([host], [source.view(torch.uint8)[:, :, [5, 2]].view(dtype)])
     with pytest.raises(IndexError):
         cpu_copy_blocks(source, host, [(5, 2)])
-
-
-def test_huge_pages_change_no_number() -> None:
-    tensor = torch.arange(4 * 2**20, dtype=torch.int32)
-    use_huge_pages(tensor)
-    use_huge_pages(tensor[:10])
-    assert torch.equal(tensor, torch.arange(4 * 2**20, dtype=torch.int32))
