@@ -36,7 +36,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def rows(self) -> Iterator[tuple[list[int], list[float]]]:
         """Yield each row's token ids and logprobs."""
-        token_ids, logprobs = _numbers("i", self.token_ids), _numbers("f", self.logprobs)
+        token_ids, logprobs = array("i", self.token_ids), array("f", self.logprobs)
+        if sys.byteorder == "big":
+            token_ids.byteswap()
+            logprobs.byteswap()
         width = 1 + self.num_listed
         for start in range(0, len(token_ids), width):
             yield token_ids[start : start + width].tolist(), logprobs[start : start + width].tolist()
@@ -63,10 +66,3 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     first_position: int
     rows: TokenLogprobs
-
-
-def _numbers(typecode: str, packed: bytes) -> array[int] | array[float]:
-    numbers = array(typecode, packed)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
