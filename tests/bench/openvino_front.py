@@ -29,6 +29,11 @@ from aiohttp import web
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+# The plugin's default where there is AMX, bfloat16, quantises no activations: their group size changes nothing. With
+# float32 it does. On one core of a Xeon with AMX a step of 1 request took 21 ms so and 29 by default, of 8 36 and 60,
+# of 32 57 and 73; a prompt of 220 tokens 193 and 180, among 31 others 217 and 157. Of groups of 32 (the default), 64,
+# 192 and 576 values, 192 was the fastest: it divides the model's rows of 576 and 1,536.
+FASTEST_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 192}
 MAX_BODY_BYTES = 2**24
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
@@ -89,7 +94,7 @@ def run_pipeline(args: argparse.Namespace) -> None:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = args.cache_gib
     scheduler.enable_prefix_caching = True
-    properties = {"INFERENCE_NUM_THREADS": args.threads}
+    properties = {"INFERENCE_NUM_THREADS": args.threads, **FASTEST_PROPERTIES}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(args.model), scheduler, "CPU", properties)
     live: dict[int, Any] = {}
     while True:

