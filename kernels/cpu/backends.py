@@ -1,5 +1,27 @@
 """Importing this module makes the backend "cpu" known to the registry."""
 
-from octavo.kernels.cpu import activation, attention, candidates, kv_cache, norm, packed_linear, philox, sampling
+from octavo.kernels.cpu import (
+    activation,
+    attention,
+    candidates,
+    kv_cache,
+    logits_edits,
+    norm,
+    packed_linear,
+    philox,
+    sampling,
+    token_logprobs,
+)
 
-__all__ = ["activation", "attention", "candidates", "kv_cache", "norm", "packed_linear", "philox", "sampling"]
+__all__ = [
+    "activation",
+    "attention",
+    "candidates",
+    "kv_cache",
+    "logits_edits",
+    "norm",
+    "packed_linear",
+    "philox",
+    "sampling",
+    "token_logprobs",
+]

@@ -28,10 +28,10 @@ class _SampleTokensArgs(ctypes.Structure):
     )
 
 
-def memory_for_rows(logits: torch.Tensor) -> torch.Tensor:
+def memory_for_rows(num_rows: int, vocab_size: int) -> torch.Tensor:
     """Return memory for what threads find out about the segments of each row: two 64-bit numbers per segment."""
-    num_segments = -(-logits.shape[1] // SEGMENT)
-    return EXECUTOR.empty((logits.shape[0], 2 * num_segments), torch.float64)
+    num_segments = -(-vocab_size // SEGMENT)
+    return EXECUTOR.empty((num_rows, 2 * num_segments), torch.float64)
 
 
 @backend("cpu", implements=sample_tokens)
@@ -45,7 +45,7 @@ def cpu_sample_tokens(
 ) -> torch.Tensor:
     logits = logits.contiguous()
     token_ids = EXECUTOR.empty((len(logits),), torch.int64)
-    found = memory_for_rows(logits)
+    found = memory_for_rows(*logits.shape)
     args = _SampleTokensArgs(
         typed_address(logits, torch.float32),
         typed_address(temperatures, torch.float32),

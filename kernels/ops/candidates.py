@@ -18,7 +18,7 @@ ROWS_AT_A_TIME = 16
 
 @op
 def likeliest_tokens(
-    logits: torch.Tensor, num_tokens: int, masked: torch.Tensor | None = None
+    logits: torch.Tensor, num_tokens: int, masked: torch.Tensor | None = None, rows: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """List the likeliest tokens of each row, likeliest first, and their logprobs; equals by ascending token id.
 
@@ -27,21 +27,30 @@ def likeliest_tokens(
     Args:
         logits: fp32 [num_rows, vocab_size].
         num_tokens: tokens to list per row, at least 1; no more than vocab_size are listed.
-        masked: int64 [2, num_masked], rows and token ids that are not to be listed.
+        masked: int64 [2, num_masked], rows of the result and token ids that are not to be listed.
+        rows: int64 [num_lists], which rows of `logits` to list, in any order; None lists all.
 
     Returns:
-        int64 [num_rows, min(num_tokens, vocab_size)] token ids, and fp32 logprobs of the same shape. Where a row has no
-        further token that is possible and not masked: INVALID_TOKEN_ID and -inf; so in all of a row that is no
+        int64 [num_lists, min(num_tokens, vocab_size)] token ids, and fp32 logprobs of the same shape. Where a row has
+        no further token that is possible and not masked: INVALID_TOKEN_ID and -inf; so in all of a row that is no
         distribution: that has a NaN or +inf, or nothing but -inf.
     """
-    is_valid = logits.amax(-1, keepdim=True).isfinite()
-    logprobs = logits.log_softmax(-1).masked_fill_(~is_valid, -torch.inf)
+    logprobs = logits.log_softmax(-1) if rows is None else _logprobs_of_rows(logits, rows)
+    logprobs.masked_fill_(logprobs.isnan(), -torch.inf)
     if masked is not None:
         logprobs[masked[0], masked[1]] = -torch.inf
     num_listed = min(num_tokens, logits.shape[1])
-    lists = [_list_likeliest(rows, num_listed) for rows in logprobs.split(ROWS_AT_A_TIME)]
+    lists = [_list_likeliest(some, num_listed) for some in logprobs.split(ROWS_AT_A_TIME)]
     token_ids, listed = (torch.cat(parts) for parts in zip(*lists, strict=True))
     return token_ids.masked_fill_(listed.isneginf(), INVALID_TOKEN_ID), listed
+
+
+def _logprobs_of_rows(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return logprobs, fp32 [len(rows), vocab_size], NaN in a row that is no distribution; no second copy of them."""
+    logprobs = logits.new_empty(len(rows), logits.shape[1])
+    for some_rows, into in zip(rows.split(ROWS_AT_A_TIME), logprobs.split(ROWS_AT_A_TIME), strict=True):
+        torch.log_softmax(logits[some_rows], -1, out=into)
+    return logprobs
 
 
 def _list_likeliest(logprobs: torch.Tensor, num_listed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -78,6 +78,18 @@ def test_a_row_that_is_no_distribution_has_no_tokens(row, masked):
     assert logprobs[1].tolist() == [-INF] * 3
 
 
+@pytest.mark.parametrize("rows", [[2], [4, 0, 4, 1], list(range(40, -1, -1))], ids=len)
+def test_rows_may_be_chosen_in_any_order(rows):
+    logits = torch.randn(41, 300, generator=torch.Generator().manual_seed(4))
+    logits[1, 7] = math.nan
+    everything = likeliest_tokens(logits, 5)
+    masked = torch.tensor([[0], [int(everything[0][rows[0], 0])]])
+    for got, expected in zip(likeliest_tokens(logits, 5, None, torch.tensor(rows)), everything, strict=True):
+        assert torch.equal(got, expected[rows])
+    token_ids, _ = likeliest_tokens(logits, 4, masked, torch.tensor(rows))
+    assert torch.equal(token_ids[0], everything[0][rows[0], 1:])
+
+
 def test_the_logits_are_left_alone():
     logits = torch.tensor([[1.0, 2.0], [math.nan, 0.0]])
     before = logits.clone()
@@ -86,8 +98,9 @@ def test_the_logits_are_left_alone():
 
 
 def test_a_step_without_rows():
-    token_ids, logprobs = likeliest_tokens(torch.empty(0, 10), 3)
-    assert token_ids.shape == logprobs.shape == (0, 3)
+    for rows in (None, torch.empty(0, dtype=torch.int64)):
+        token_ids, logprobs = likeliest_tokens(torch.empty(0, 10), 3, rows=rows)
+        assert token_ids.shape == logprobs.shape == (0, 3)
 
 
 def test_the_sizes_do_not_follow_from_the_numbers():
@@ -97,10 +110,11 @@ def test_the_sizes_do_not_follow_from_the_numbers():
     assert token_ids.shape == logprobs.shape == (4, 6)
 
 
-def test_many_rows_take_little_more_memory_than_their_logprobs():
+@pytest.mark.parametrize("rows", [None, torch.arange(127, -1, -1)], ids=["all", "chosen"])
+def test_many_rows_take_little_more_memory_than_their_logprobs(rows):
     logits = torch.randn(128, 4096)
     with torch.profiler.profile(profile_memory=True) as profile:
-        likeliest_tokens(logits, 4)
+        likeliest_tokens(logits, 4, rows=rows)
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     assert logits.nbytes <= max(accumulate(changes)) < 2 * logits.nbytes

@@ -48,6 +48,7 @@ def test_every_op_of_the_product_is_registered() -> None:
         attention,
         candidates,
         linear,
+        logits_edits,
         moe,
         norm,
         packed_linear,
@@ -55,8 +56,12 @@ def test_every_op_of_the_product_is_registered() -> None:
         rotary,
         rotary_kv,
         sampling,
+        token_logprobs,
     )
 
-    modules = (activation, attention, candidates, linear, moe, norm, packed_linear, philox, rotary, rotary_kv, sampling)
+    modules = (
+        *(activation, attention, candidates, linear, logits_edits, moe, norm),
+        *(packed_linear, philox, rotary, rotary_kv, sampling, token_logprobs),
+    )
     declared = {name for module in modules for name, value in vars(module).items() if isinstance(value, Op)}
     assert declared == set(select())

@@ -4,50 +4,23 @@
 // What is listed is told apart by logprob, then by token id.
 
 #include "kernel.h"
-#include "row_scan.h"
+#include "row_logprobs.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
 struct LikeliestTokensArgs {
-  const float* logits;    // [rows, vocab_size]
+  const float* logits;    // [num_logits_rows, vocab_size]
+  const int64_t* places;  // [rows], of each row among the logits; null: the first ones are meant
   const int64_t* masked;  // [2, num_masked], rows and token ids that are not listed; null: there are none
   int64_t* token_ids;     // [rows, num_listed]; -1 where there is no further token
   float* logprobs;        // [rows, num_listed]; -inf there
   double* found;          // [rows, 2 · number of segments], see row_scan.h
+  int64_t num_logits_rows;
   int64_t vocab_size;
   int64_t num_masked;
   int64_t num_listed;
-};
-
-void sum_chunk(const Row& row, int64_t chunk, float maximum) {
-  float padded[kSegment];
-  for (int64_t index = row.first_segment(chunk); index < row.end_segment(chunk); index++) {
-    const float* logits = row.segment(index, padded);
-    WideSum sum;
-    F32 largest = splat(-INFINITY);
-    for (int64_t i = 0; i < kSegment; i += kLanes) {
-      const F32 value = load(logits + i);
-      sum.add(exp(value - splat(maximum)));
-      largest = max(value, largest);
-    }
-    row.sums[index] = sum.total();
-    row.maxima[index] = reduce_max(largest);
-  }
-}
-
-// Logits of a row to logprobs.
-struct Logprobs {
-  float maximum;
-  float log_sum;
-
-  Logprobs(const Row& row, float maximum) : maximum(maximum) {
-    double total = 0;
-    for (int64_t index = 0; index < row.num_segments; index++) total += row.sums[index];
-    log_sum = static_cast<float>(std::log(total));
-  }
-  float of(float logit) const { return (logit - maximum) - log_sum; }
 };
 
 // Lists possible tokens with a logprob of at least `lowest`, by token id.
@@ -106,22 +79,17 @@ int64_t list_likeliest(const LikeliestTokensArgs& args, const Row& row, int64_t 
   return num_listed;
 }
 
-Rows rows_of(const LikeliestTokensArgs& args) { return {args.logits, args.found, args.vocab_size}; }
+Rows rows_of(const LikeliestTokensArgs& args) {
+  return {args.logits, args.found, args.vocab_size, args.places, args.num_logits_rows};
+}
 
 OCTAVO_KERNEL(likeliest_tokens, LikeliestTokensArgs) { find_largest(rows_of(args), work); }
 
-OCTAVO_PHASE(likeliest_tokens, 2, LikeliestTokensArgs) {
-  const Rows rows = rows_of(args);
-  const int64_t num_chunks = rows.num_chunks(), num_items = work.num_rows * num_chunks;
-  for (int64_t item = work.take(); item < num_items; item = work.take()) {
-    const Row row(rows, item / num_chunks);
-    const float maximum = row.maximum();
-    if (!std::isnan(maximum)) sum_chunk(row, item % num_chunks, maximum);
-  }
-}
+OCTAVO_PHASE(likeliest_tokens, 2, LikeliestTokensArgs) { sum_weights(rows_of(args), work); }
 
 OCTAVO_PHASE(likeliest_tokens, 3, LikeliestTokensArgs) {
   const Rows rows = rows_of(args);
+  if (!are_inside(rows, work)) return;
   const int64_t max_listed = args.vocab_size + 1, candidate_bytes = sizeof(Candidate), number_bytes = sizeof(float);
   void* memory = work.scratch(max_listed * candidate_bytes + rows.num_segments() * number_bytes);
   if (memory == nullptr) return;

@@ -22,13 +22,24 @@ struct Candidate {
 };
 
 struct Rows {
-  const float* logits;  // [rows, vocab_size]
+  const float* logits;  // [any number, vocab_size]
   double* found;        // [rows, 2 · number of segments]
   int64_t vocab_size;
+  const int64_t* places = nullptr;  // [rows], of each row among the logits; null: the first ones are meant
+  int64_t num_places = 0;           // rows of logits that there are; not read without `places`
 
   int64_t num_segments() const { return (vocab_size + kSegment - 1) / kSegment; }
   int64_t num_chunks() const { return (num_segments() + kSegmentsOfChunk - 1) / kSegmentsOfChunk; }
 };
+
+// Whether each row has its place among the logits; fails the run otherwise. Every phase has to ask.
+OCTAVO_INLINE bool are_inside(const Rows& rows, Work& work) {
+  if (rows.places == nullptr) return true;
+  const auto is_inside = [&](int64_t place) { return place >= 0 && place < rows.num_places; };
+  const bool are_all = std::all_of(rows.places, rows.places + work.num_rows, is_inside);
+  if (!are_all) work.fail(Failure::kIndexOutOfRange);
+  return are_all;
+}
 
 // One row, and what is known of its parts.
 struct Row {
@@ -41,7 +52,7 @@ struct Row {
   float* largest;  // logit of each chunk; NaN when the chunk has a NaN or +inf
 
   Row(const Rows& rows, int64_t row)
-      : logits(rows.logits + row * rows.vocab_size),
+      : logits(rows.logits + (rows.places == nullptr ? row : rows.places[row]) * rows.vocab_size),
         vocab_size(rows.vocab_size),
         num_segments(rows.num_segments()),
         num_chunks(rows.num_chunks()),
@@ -93,6 +104,7 @@ OCTAVO_INLINE void find_largest_of_chunk(const Row& row, int64_t chunk) {
 
 // The first phase of what is done with rows: the largest logit of each chunk.
 OCTAVO_INLINE void find_largest(const Rows& rows, Work& work) {
+  if (!are_inside(rows, work)) return;
   const int64_t num_chunks = rows.num_chunks(), num_items = work.num_rows * num_chunks;
   for (int64_t item = work.take(); item < num_items; item = work.take()) {
     find_largest_of_chunk(Row(rows, item / num_chunks), item % num_chunks);

@@ -71,6 +71,25 @@ def test_rows_with_few_tokens_and_rows_that_are_no_distribution(each_isa, num_vo
     assert token_ids[4].tolist() == [num_vocabulary - 1, num_vocabulary - 2, num_vocabulary - 3]
 
 
+def test_rows_may_be_chosen_in_any_order(each_isa) -> None:
+    logits = torch.randn(11, 9000, generator=torch.Generator().manual_seed(4))
+    logits[3, 7] = math.nan
+    everything = cpu_likeliest_tokens(logits, 5)
+    masked = torch.tensor([[1], [int(everything[0][0, 0])]])
+    for rows in ([2], [4, 0, 4, 3, 10]):
+        cpu_kernels.assert_same_bits(
+            cpu_likeliest_tokens(logits, 5, None, torch.tensor(rows)), [each[rows] for each in everything]
+        )
+    token_ids, _ = cpu_likeliest_tokens(logits, 4, masked, torch.tensor([4, 0, 4]))
+    assert torch.equal(token_ids, torch.stack([everything[0][4, :4], everything[0][0, 1:], everything[0][4, :4]]))
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_rows_that_there_are_not_are_refused(each_isa, row: int) -> None:
+    with pytest.raises(IndexError):
+        cpu_likeliest_tokens(torch.zeros(3, 40), 2, None, torch.tensor([0, row]))
+
+
 def test_rows_are_independent(each_isa) -> None:
     def list_seven(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return cpu_likeliest_tokens(logits, 7)
