@@ -1,4 +1,4 @@
-"""Who may use the server: the file of API keys, and the check of one request's Authorization header.
+"""Who may use the server: the file of API keys, and the check of the headers in which one request carries its key.
 
 Invariants: keys themselves are forgotten once their SHA-256 digests are known, and neither is ever shown or logged. A
 look-up compares with every key in constant time, so its duration says nothing about any of them. A key is a tenant:
@@ -72,15 +72,29 @@ class ApiKeys:
     def __init__(self, tenants: Sequence[tuple[bytes, Tenant]]) -> None:
         self._tenants = tuple(tenants)
 
-    def find(self, authorization: Sequence[str]) -> Tenant | None:
-        """Return the tenant whose key the Authorization headers of one request carry."""
-        scheme, _, key = authorization[0].strip().partition(" ") if len(authorization) == 1 else ("", "", "")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+    def find(self, authorization: Sequence[str], x_api_key: Sequence[str] = ()) -> Tenant | None:
+        """Return the tenant whose key one request carries, by the values of its Authorization and X-Api-Key headers.
+
+        Either will do; who sends both, as some gateways do, has to send the same key.
+        """
+        key = _only_key(authorization, x_api_key)
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = None
         for known_digest, tenant in self._tenants:
             if hmac.compare_digest(known_digest, digest):
                 found = tenant
-        return found if scheme.lower() == BEARER else None
+        return found if key else None
+
+
+def _only_key(authorization: Sequence[str], x_api_key: Sequence[str]) -> str:
+    """Return the one key that the headers agree on; empty when there is none, or a header is there twice."""
+    if len(authorization) > 1 or len(x_api_key) > 1:
+        return ""
+    keys = [value.strip() for value in x_api_key]
+    for value in authorization:
+        scheme, _, key = value.strip().partition(" ")
+        keys.append(key.strip() if scheme.lower() == BEARER else "")
+    return keys[0] if len(set(keys)) == 1 else ""
 
 
 def load_api_keys(path: str) -> ApiKeys:

@@ -26,6 +26,7 @@ from octavo.protocol.lifecycle import ExitCode, StartupError
 DEFAULT_TIMEOUT_S = 2.0
 DEFAULT_MAX_OUTPUT_CHARS = 16 * 2**20
 MAX_REFUSAL_CHARS = 500
+MAX_SHOWN_NAME_CHARS = 64
 ALLOWED_EXTRA = frozenset({"enable_thinking", "thinking", "reasoning_effort", "date_string"})
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _deadline_s: ContextVar[float] = ContextVar("deadline_s")
 
 class ChatTemplateError(Exception):
     """These messages cannot be rendered: a client error. The text is for the client and names no path."""
+
+
+class TemplateOptionError(ChatTemplateError):
+    """An option that templates do not get; the text reads on after the name of the client's field."""
 
 
 class BudgetError(Exception):
@@ -108,9 +113,10 @@ class ChatTemplate:
 def _check_extra(extra: dict[str, Any]) -> None:
     for name, value in extra.items():
         if name not in ALLOWED_EXTRA:
-            raise ChatTemplateError(f"{name} is not a template option; known are {', '.join(sorted(ALLOWED_EXTRA))}")
+            allowed = ", ".join(sorted(ALLOWED_EXTRA))
+            raise TemplateOptionError(f"has {name[:MAX_SHOWN_NAME_CHARS]!r}, and may have only {allowed}")
         if not isinstance(value, bool | int | float | str):
-            raise ChatTemplateError(f"{name} must be a boolean, a number or a string")
+            raise TemplateOptionError(f"must have a boolean, a number or a string as {name}")
 
 
 def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:

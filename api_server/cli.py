@@ -24,7 +24,14 @@ from octavo.api_server.child_process import module_command
 from octavo.api_server.device_detection import detect_device
 from octavo.api_server.model_source import ModelRequest, default_served_name, resolve_model
 from octavo.api_server.network import worker_environment
-from octavo.api_server.options import Parser, build_parser, in_words_of_flags, sections_of
+from octavo.api_server.options import (
+    DEFAULT_MODEL,
+    REPLAY_ENGINE,
+    Parser,
+    build_parser,
+    in_words_of_flags,
+    sections_of,
+)
 from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog, open_missing_standard_streams
 from octavo.api_server.stop_signals import HelperRunner, SignalInbox, StopRequestedError
@@ -49,6 +56,7 @@ IPC_PREFIX = "octavo-ipc-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), less its end
 LONGEST_SOCKET_NAME = "/engine"
 SIMULATOR = "octavo.simulator"
+REPLAY_WORKER = "octavo.worker.replay"
 
 
 def main() -> None:
@@ -66,6 +74,7 @@ def main() -> None:
     if arguments.command == "cluster-key":
         sys.exit(run_guarded(lambda signals, log: make_cluster_key(arguments.file, log)))
     parser.prog = "octavo serve"  # whose flags the next complaints are about
+    choose_engine(parser, arguments)
     choose_device(arguments)
     check_arguments(parser, arguments)
     sys.exit(serve(arguments))
@@ -78,6 +87,22 @@ def simulate(arguments: Sequence[str]) -> NoReturn:
         sys.exit(ExitCode.FAILURE)
     command = (*module_command(SIMULATOR), *arguments)
     os.execv(command[0], command)  # noqa: S606 - no shell
+
+
+def choose_engine(parser: Parser, arguments: argparse.Namespace) -> None:
+    """With --engine replay, put the model whose words are used where the script stands; ends with a usage error."""
+    arguments.replay_script = None
+    if arguments.engine != REPLAY_ENGINE:
+        if arguments.replay_model is not None:
+            parser.error("argument --replay-model: needs --engine replay")
+        return
+    script = Path(arguments.model).absolute()
+    if not script.is_file():
+        parser.error(f"argument MODEL: with --engine replay it must be a script, a file of JSON lines, got {script}")
+    arguments.model = arguments.replay_model or DEFAULT_MODEL
+    arguments.replay_script = str(script)
+    arguments.worker_module = REPLAY_WORKER
+    vars(arguments).setdefault("parallel.device", DeviceKind.CPU)
 
 
 def choose_device(arguments: argparse.Namespace) -> None:
@@ -222,6 +247,8 @@ def _serve(arguments: argparse.Namespace, signals: SignalInbox, log: StartupLog)
         max_model_len=arguments.max_model_len,
         dtype=None if arguments.dtype == "auto" else Dtype(arguments.dtype),
         quantization=arguments.quantization,
+        uses_generation_config=arguments.generation_config == "auto",
+        default_sampling=arguments.override_generation_config,
     )
     cache_directory = Path(arguments.cache_dir) if arguments.cache_dir else default_cache_directory()
     model = resolve_model(request, cache_directory.absolute(), HelperRunner(signals), log)
@@ -230,6 +257,7 @@ def _serve(arguments: argparse.Namespace, signals: SignalInbox, log: StartupLog)
             model=model,
             ipc_directory=str(ipc_directory.path),
             worker_module=arguments.worker_module,
+            replay_script=arguments.replay_script,
             **sections_of(arguments),
         )
         environment = worker_environment(config.parallel, os.environ)

@@ -30,6 +30,7 @@ from octavo.protocol.engine_messages import (
     Hello,
     RequestOutput,
 )
+from octavo.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from octavo.protocol.transport import AsyncConnection
 
 logger = logging.getLogger(__name__)
@@ -39,11 +40,12 @@ class LiveRequest:
     """The log of one request: all that the engine core needs to go on with it, and what to tell the client.
 
     `num_cached_tokens` is what its first output said, None before. A request that is sent again finds other blocks,
-    but the client pays for what the first computation found.
+    but the client pays for what the first computation found. `logprobs` are those of the tokens that were not taken.
     """
 
-    __slots__ = ("ending", "first_output_s", "generation", "index", "is_changed", "last_output_s", "num_cached_tokens",
-                 "num_taken", "output_token_ids", "request")  # fmt: skip
+    __slots__ = ("ending", "first_output_s", "generation", "index", "is_changed", "last_output_s", "logprobs",
+                 "num_cached_tokens", "num_prompt_rows", "num_taken", "output_token_ids", "prompt_logprobs",
+                 "request")  # fmt: skip
 
     def __init__(self, request: AddRequest, generation: Generation, index: int) -> None:
         self.request = request
@@ -55,22 +57,35 @@ class LiveRequest:
         self.first_output_s = 0.0
         self.last_output_s = 0.0
         self.num_cached_tokens: int | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.num_prompt_rows = 0
         self.ending: RequestOutput | None = None
+
+    def add_prompt_logprobs(self, found: PromptLogprobs) -> int:
+        """Append what is new; return how many rows are missing before it, in which case nothing is appended."""
+        num_known = 1 + self.num_prompt_rows - found.first_position
+        if num_known >= 0 and found.rows.num_rows > num_known:
+            self.prompt_logprobs.append(found.rows.tail(num_known) if num_known else found.rows)
+            self.num_prompt_rows += found.rows.num_rows - num_known
+        return max(0, -num_known)
 
     def take(self) -> Update:
         """Return what came since the last call."""
         token_ids = self.output_token_ids[self.num_taken :]
         self.num_taken = len(self.output_token_ids)
         self.is_changed = False
-        return Update(self.index, token_ids, self.ending)
+        logprobs, self.logprobs = self.logprobs, []
+        return Update(self.index, token_ids, self.ending, logprobs)
 
 
 class Update(msgspec.Struct, gc=False):
-    """New output of choice `index`; `ending` is the engine core's last word on it."""
+    """New output of choice `index`; `ending` is the engine core's last word on it, `logprobs` have a row per token."""
 
     index: int
     token_ids: list[int]
     ending: RequestOutput | None
+    logprobs: Sequence[TokenLogprobs] = ()
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -229,8 +244,11 @@ class EngineClient:
 
     def _append(self, live: LiveRequest, output: RequestOutput, now_s: float) -> None:
         num_known = len(live.output_token_ids) - output.first_index
-        if num_known < 0:
-            logger.error("output of request %s has a gap of %d tokens", output.request_id, -num_known)
+        num_missing = max(0, -num_known)
+        if output.prompt_logprobs is not None:
+            num_missing += live.add_prompt_logprobs(output.prompt_logprobs)
+        if num_missing:
+            logger.error("output of request %s has a gap of %d tokens", output.request_id, num_missing)
             live.generation.fail(internal_error())
             return
         if live.num_cached_tokens is None:
@@ -240,6 +258,8 @@ class EngineClient:
         if num_new_tokens := len(new_token_ids) + sum(len(beam.token_ids) for beam in output.beams):
             self._count_tokens(live, num_new_tokens, now_s)
             live.output_token_ids += new_token_ids
+            if output.logprobs is not None:
+                live.logprobs.append(output.logprobs.tail(num_known) if num_known else output.logprobs)
         if output.finish_reason is not None:
             live.ending = output
             self._forget(live)

@@ -1,13 +1,14 @@
-"""The catalogue of what can go wrong for a client, and the one rendering of it.
+"""The catalogue of what can go wrong for a client, and its renderings.
 
-Invariant: a client sees a status, a type, a code, a text of ours and the name of the field, in the same shape on every
-route, as JSON and inside a stream. Texts of exceptions, paths and addresses stay in the log. Rejected: numeric codes,
-because clients branch on names such as `context_length_exceeded`.
+Invariant: a client sees a status, a type, a code, a text of ours and the name of the field, in the shape of the API
+that its route belongs to, as JSON and inside a stream. Texts of exceptions, paths and addresses stay in the log.
+Rejected: numeric codes, because clients branch on names such as `context_length_exceeded`.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from octavo.protocol.engine_messages import ErrorCode, RequestOutput
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 RETRY_AFTER_S = 1
+
+Value = TypeVar("Value")
 
 
 class ErrorKind(Enum):
@@ -48,6 +51,25 @@ class ErrorKind(Enum):
 WITH_RETRY_AFTER = {ErrorKind.OVERLOADED, ErrorKind.STARTING, ErrorKind.SHUTTING_DOWN}
 
 
+ANTHROPIC_TYPES = {  # status -> `type`; every other status is an invalid request
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ErrorShape(Enum):
+    """How an API writes errors."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     """OpenAI's error object."""
 
@@ -61,6 +83,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """OpenAI's envelope of it."""
 
     error: ErrorDetail
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Anthropic's envelope. Its error has OpenAI's fields too, so clients find `param` and `code` wherever they are."""
+
+    type: str = "error"
+    error: ErrorDetail
+    request_id: str
 
 
 class ApiError(Exception):
@@ -89,10 +119,26 @@ class ApiError(Exception):
             return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(RETRY_AFTER_S)} if self.kind in WITH_RETRY_AFTER else {}
 
-    def to_json(self) -> bytes:
-        """Render the body, which is also the data of an error event in a stream."""
+    @property
+    def detail(self) -> ErrorDetail:
+        """OpenAI's error object."""
         _, error_type, code = self.kind.value
-        return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, error_type, self.param, code)))
+        return ErrorDetail(self.message, error_type, self.param, code)
+
+    def to_json(self) -> bytes:
+        """Render OpenAI's body, which is also the data of an error event in a stream."""
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+    def render(self, shape: ErrorShape, request_id: str) -> bytes:
+        """Render the body in the shape of a route's API."""
+        if shape is ErrorShape.OPENAI:
+            return self.to_json()
+        return msgspec.json.encode(AnthropicErrorBody(error=self._anthropic_detail, request_id=request_id))
+
+    @property
+    def _anthropic_detail(self) -> ErrorDetail:
+        error_type = ANTHROPIC_TYPES.get(self.status, INVALID_REQUEST)
+        return ErrorDetail(self.message, error_type, self.param, self.kind.value[2])
 
 
 def invalid_value(param: str, rule: str) -> ApiError:
@@ -103,6 +149,13 @@ def invalid_value(param: str, rule: str) -> ApiError:
 def unsupported(param: str, reason: str = "is not supported by this server") -> ApiError:
     """The field `param` asks for what we cannot do."""
     return ApiError(ErrorKind.UNSUPPORTED, f"{param} {reason}", param)
+
+
+def required(value: Value | None, param: str) -> Value:
+    """Return the value of the field `param`, which the client has to give; raises ApiError."""
+    if value is None:
+        raise ApiError(ErrorKind.MISSING_FIELD, f"{param} is required", param)
+    return value
 
 
 def internal_error() -> ApiError:

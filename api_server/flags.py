@@ -21,6 +21,7 @@ METAVARS = {  # by the last word of a field's name, which is its unit where it h
     "address": "ADDRESS",
     "device": "DEVICE",
     "dtype": "DTYPE",
+    "origins": "ORIGINS",
 }
 
 
@@ -192,6 +193,13 @@ FLAGS = (
         "api",
         "api_key_file",
         "TOML file with the API keys, one [[key]] with name, key or key_sha256, and weight each; default: no keys",
+    ),
+    Flag(
+        ("--cors-origins",),
+        "api",
+        "cors_origins",
+        "web pages that may use the server from a browser, such as https://chat.example,http://localhost:3000; * is "
+        "every page that anybody opens on a machine that reaches the server; default: none",
     ),
     Flag(("--log-requests",), "api", "log_requests", "log one line per request, never its text"),
     Flag(("--request-timeout",), "api", "request_timeout_s", "longest life of a request in seconds"),

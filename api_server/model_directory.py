@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from octavo.protocol.config import DefaultSampling
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 SCALED_ROPE_TYPES = ("linear", "dynamic", "yarn")  # their config states the length before scaling; others after it
@@ -48,6 +49,36 @@ def read_model_files(directory: Path) -> ModelFiles:
         if token_id >= vocab_size:
             raise _broken(directory, f"the EOS token id {token_id} is not below vocab_size {vocab_size}")
     return ModelFiles(vocab_size, _max_positions(config, config_path), eos_token_ids)
+
+
+def read_default_sampling(directory: Path) -> DefaultSampling:
+    """Return what generation_config.json says about sampling, nothing if it is not there; raises as above.
+
+    `do_sample` is not heeded: a request that says nothing about its temperature gets the file's, as in other servers.
+    """
+    path = directory / "generation_config.json"
+    found = _read_object_if_there(path)
+    known = {name: found[name] for name in DefaultSampling.__struct_fields__ if found.get(name) is not None}
+    try:
+        return msgspec.convert(known, DefaultSampling)
+    except msgspec.ValidationError as problem:
+        raise _broken(path, str(problem)) from problem
+
+
+def parse_default_sampling(text: str) -> DefaultSampling:
+    """Return what the JSON object `text`, given by the operator, says about sampling; raises ValueError."""
+    try:
+        return msgspec.json.decode(text, type=DefaultSampling)
+    except msgspec.MsgspecError as problem:
+        raise ValueError(
+            f"must be a JSON object of {', '.join(DefaultSampling.__struct_fields__)}: {problem}"
+        ) from None
+
+
+def overridden(default: DefaultSampling, override: DefaultSampling) -> DefaultSampling:
+    """Return `default` with all that `override` says in its place."""
+    said = {name: value for name, value in msgspec.structs.asdict(override).items() if value is not None}
+    return msgspec.structs.replace(default, **said)
 
 
 def _max_positions(config: dict[str, Any], path: Path) -> int:

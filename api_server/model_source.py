@@ -21,11 +21,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from octavo.api_server.child_process import module_command
-from octavo.api_server.model_directory import ModelFiles, read_model_files
+from octavo.api_server.model_directory import ModelFiles, overridden, read_default_sampling, read_model_files
 from octavo.api_server.owned_directory import OwnedDirectory
 from octavo.api_server.startup_log import StartupLog
 from octavo.api_server.stop_signals import Finished
-from octavo.protocol.config import Dtype, ModelConfig, Quantization, WeightsFormat
+from octavo.protocol.config import DefaultSampling, Dtype, ModelConfig, Quantization, WeightsFormat
 from octavo.protocol.lifecycle import ExitCode, Failed, StartupError, decode_status
 
 IMPORTERS = ("gguf_header.py", "gguf_import.py", "gguf_tokenizer.py", "tokenizer_import.py")
@@ -60,6 +60,8 @@ class ModelRequest(NamedTuple):
     max_model_len: int | None = None
     dtype: Dtype | None = None
     quantization: Quantization = Quantization.AUTO
+    uses_generation_config: bool = True
+    default_sampling: DefaultSampling = DefaultSampling()
 
 
 class Runner(Protocol):
@@ -93,6 +95,7 @@ def resolve_model(request: ModelRequest, cache: Path, runner: Runner, log: Start
     try:
         location = ModelSource(cache, runner, log).locate(request.model)
         files = read_model_files(location.path)
+        found = read_default_sampling(location.path) if request.uses_generation_config else DefaultSampling()
     except OSError as problem:
         raise StartupError(
             ExitCode.FAILURE,
@@ -109,6 +112,7 @@ def resolve_model(request: ModelRequest, cache: Path, runner: Runner, log: Start
         eos_token_ids=files.eos_token_ids,
         dtype=request.dtype,
         quantization=request.quantization,
+        default_sampling=overridden(found, request.default_sampling),
     )
 
 

@@ -15,12 +15,15 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 
 from octavo.api_server.flags import FLAGS, KV_SIZE_FLAGS, METAVARS, SECTIONS, Flag
-from octavo.protocol.config import Config, Dtype, EngineConfig, ModelConfig, Quantization
+from octavo.api_server.model_directory import parse_default_sampling
+from octavo.protocol.config import Config, DefaultSampling, Dtype, EngineConfig, ModelConfig, Quantization
 from octavo.protocol.lifecycle import ExitCode
 
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 MAX_NAME_LENGTH = 256
 MAX_GIB = 2**20
+MODEL_ENGINE, REPLAY_ENGINE = "model", "replay"  # values of --engine
+DEFAULT_MODEL = "smollm2-135m"
 
 SERVE_DESCRIPTION = (
     "MODEL is a directory with config.json, safetensors and tokenizer.json; a .gguf file; a hub id such as "
@@ -80,7 +83,22 @@ def default_of(config: type[Config], field: str) -> Any:
 
 
 def _add_model_flags(serve: Parser) -> None:
-    serve.add_argument("model", metavar="MODEL", help="directory, .gguf file, hub id or smollm2-135m")
+    serve.add_argument(
+        "model", metavar="MODEL", help="directory, .gguf file, hub id or smollm2-135m; a script with --engine replay"
+    )
+    serve.add_argument(
+        "--engine",
+        choices=[MODEL_ENGINE, REPLAY_ENGINE],
+        default=MODEL_ENGINE,
+        help="what answers: the model, or for tests of clients a script of JSON lines, which MODEL is then "
+        "(default: %(default)s)",
+    )
+    serve.add_argument(
+        "--replay-model",
+        metavar="MODEL",
+        help="with --engine replay, the model whose tokenizer and chat template are used; its weights are not read "
+        f"(default: {DEFAULT_MODEL})",
+    )
     serve.add_argument(
         "--served-model-name",
         action="append",
@@ -103,6 +121,20 @@ def _add_model_flags(serve: Parser) -> None:
         metavar="TOKENS",
         help="longest prompt and output together (default: what the model was made for)",
     )
+    serve.add_argument(
+        "--generation-config",
+        choices=["auto", "none"],
+        default="auto",
+        help="what a request gets where it says nothing about sampling: auto: what the model's generation_config.json "
+        "says; none: the API's own defaults (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--override-generation-config",
+        type=_default_sampling,
+        metavar="JSON",
+        default=DefaultSampling(),
+        help=f"JSON object that goes before both, of {', '.join(DefaultSampling.__struct_fields__)}",
+    )
 
 
 def _add_flag(container: Any, flag: Flag) -> None:
@@ -116,7 +148,7 @@ def _add_flag(container: Any, flag: Flag) -> None:
         *flag.names,
         type=_parser_of(flag),
         metavar="N" if flag.names[0].endswith("-gib") else METAVARS.get(flag.field.rsplit("_", 1)[-1], "N"),
-        help=flag.help + _choices_text(flag.type) + ("" if default is None else f" (default: {default})"),
+        help=flag.help + _choices_text(flag.type) + ("" if default in (None, ()) else f" (default: {default})"),
         **options,
     )
 
@@ -131,6 +163,8 @@ def _parser_of(flag: Flag) -> Callable[[str], Any]:
         return _gib
     if flag.field.endswith("_bytes"):
         return _num_bytes
+    if flag.field.endswith("_origins"):
+        return _origins(flag.type)
     return _existing_file if flag.field.endswith("_file") else _checked_type(flag.type)
 
 
@@ -162,6 +196,26 @@ def _checked_type(field_type: Any) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from problem
 
     return parse
+
+
+def _origins(field_type: Any) -> Callable[[str], Any]:
+    """Return a parser of origins with commas between them."""
+
+    def parse(text: str) -> Any:
+        try:
+            return msgspec.convert(text.split(","), type=field_type)
+        except msgspec.ValidationError as problem:
+            rule = "must be * or origins such as https://chat.example with commas between them"
+            raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from problem
+
+    return parse
+
+
+def _default_sampling(text: str) -> DefaultSampling:
+    try:
+        return parse_default_sampling(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{problem}") from problem
 
 
 def _gib(text: str) -> int:

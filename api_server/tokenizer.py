@@ -20,6 +20,7 @@ from octavo.api_server.tokenizer_files import TokenizerFiles, read_tokenizer_fil
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
 INLINE_CHARS = 512  # below this, handing the text to a thread costs more than encoding it (about 100 µs)
+INLINE_TOKENS = 128  # the same for decoding
 NUM_THREADS = 2
 
 
@@ -79,7 +80,15 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of a whole token list. An output is made by Detokenizer instead."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        # A batch of one for the same reason as in `encode`.
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+
+    async def decode_off_loop(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Decode without holding up the event loop, as `encode_off_loop` does."""
+        if len(token_ids) <= INLINE_TOKENS:
+            return self.decode(token_ids, skip_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self.decode, token_ids, skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token after another one; empty when there is no such token."""

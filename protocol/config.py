@@ -87,6 +87,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every config struct: frozen, by keyword only, unknown fields refused."""
 
 
+class DefaultSampling(Config, frozen=True):
+    """How a request is sampled where it says nothing, as generation_config.json names it; None leaves it to us.
+
+    Attributes:
+        max_new_tokens: length of an answer where neither the request nor its route says one.
+    """
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1000)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    top_p: Fraction | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    max_new_tokens: Positive | None = None
+
+
 class ModelConfig(Config, frozen=True):
     """Where the model is and what the processes without torch need to know about it.
 
@@ -100,6 +115,7 @@ class ModelConfig(Config, frozen=True):
         eos_token_ids: ids that end a request with FinishReason.STOP, unless `ignore_eos`.
         dtype: format of weights and activations; `None` lets the worker choose for its device.
         quantization: of the weights of linear layers. `auto` with a dtype of float32 quantises nothing.
+        default_sampling: for requests that say less.
     """
 
     path: str
@@ -111,6 +127,7 @@ class ModelConfig(Config, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     dtype: Dtype | None = None
     quantization: Quantization = Quantization.AUTO
+    default_sampling: DefaultSampling = DefaultSampling()
 
 
 class CacheConfig(Config, frozen=True):
@@ -246,6 +263,7 @@ class ApiConfig(Config, frozen=True):
         drain_timeout_s: after that, time that running requests get to finish.
         api_key_file: TOML file with the API keys; `None` serves everybody who reaches the port. Only the API server
             reads it.
+        cors_origins: web pages of these origins may use the server from a browser; `*` is all pages.
     """
 
     host: str = "127.0.0.1"
@@ -259,6 +277,7 @@ class ApiConfig(Config, frozen=True):
     drain_timeout_s: Seconds = 30.0
     log_requests: bool = False
     api_key_file: str | None = None
+    cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"\A(\*|https?://[^\s/,]+)\Z")], ...] = ()
 
 
 class EngineConfig(Config, frozen=True):
@@ -267,7 +286,8 @@ class EngineConfig(Config, frozen=True):
     Attributes:
         ipc_directory: fresh directory with mode 0700 that holds the sockets.
         worker_module: module that `python -m` runs as a worker. Another one than the default speaks the same messages
-            and computes something else: the tests' oracle does.
+            and computes something else: `octavo.worker.replay` does, and the tests' oracle.
+        replay_script: the file that `octavo.worker.replay` plays.
     """
 
     model: ModelConfig
@@ -277,6 +297,7 @@ class EngineConfig(Config, frozen=True):
     parallel: ParallelConfig = ParallelConfig()
     api: ApiConfig = ApiConfig()
     worker_module: str = "octavo.worker"
+    replay_script: str | None = None
 
     @property
     def engine_address(self) -> str:

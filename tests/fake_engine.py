@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from octavo.protocol.engine_messages import (
     FinishReason,
     RequestOutput,
 )
+from octavo.protocol.logprobs import PromptLogprobs, TokenLogprobs
+from octavo.protocol.sampling_params import NO_LOGPROBS
 from octavo.protocol.transport import Listener, wait_readable
 
 POLL_S = 0.001
@@ -43,6 +46,8 @@ class Script:
         beams: what the last output carries.
         repeats: each message also carries this many tokens that came before.
         gap_at: index at which one token is left out.
+        prompt_rows_per_output: logprobs of the prompt in one message; all of them come before the first token. With 0
+            none ever come.
     """
 
     token_ids: Sequence[int] = ()
@@ -57,6 +62,21 @@ class Script:
     beams: Sequence[BeamOutput] = ()
     repeats: int = 0
     gap_at: int | None = None
+    prompt_rows_per_output: int = 1_000_000
+
+
+def logprob_at(place: int) -> float:
+    """The logprob that a token has at a place in its prompt or output; a number that fp32 has exactly."""
+    return -(place % 7 + 1) / 8
+
+
+def logprob_rows(token_ids: Sequence[int], first_place: int, num_listed: int) -> TokenLogprobs:
+    """A row for each token: it is the likeliest, and the next ids follow, each a step of 1 less likely."""
+    ids, values = array("i"), array("f")
+    for place, token_id in enumerate(token_ids, first_place):
+        ids.extend([token_id, *range(token_id, token_id + num_listed)])
+        values.extend([logprob_at(place), *(logprob_at(place) - step for step in range(num_listed))])
+    return TokenLogprobs(num_listed, ids.tobytes(), values.tobytes())
 
 
 @dataclass
@@ -64,13 +84,27 @@ class Running:
     request: AddRequest
     script: Script
     num_sent: int = 0
+    num_prompt_rows_sent: int = 0
     due_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.limit = self.request.sampling_params.max_tokens
         self.token_ids = list(self.script.token_ids[: self.limit])
 
+    def next_prompt_logprobs(self) -> PromptLogprobs | None:
+        """More logprobs of the prompt; None when all are sent or nobody asked."""
+        first, prompt = 1 + self.num_prompt_rows_sent, self.request.prompt_token_ids
+        num_listed = self.request.sampling_params.num_prompt_logprobs
+        if num_listed == NO_LOGPROBS or first >= len(prompt) or not self.script.prompt_rows_per_output:
+            return None
+        end = min(len(prompt), first + self.script.prompt_rows_per_output)
+        self.num_prompt_rows_sent = end - 1
+        return PromptLogprobs(first, logprob_rows(prompt[first:end], first, num_listed))
+
     def next_output(self) -> RequestOutput:
+        prompt_logprobs = self.next_prompt_logprobs()
+        if prompt_logprobs is not None and 1 + self.num_prompt_rows_sent < len(self.request.prompt_token_ids):
+            return RequestOutput(self.request.request_id, 0, [], prompt_logprobs=prompt_logprobs)
         token_ids, limit = self.token_ids, self.limit
         first = self.num_sent
         num_cached_tokens = self.script.num_cached_tokens
@@ -85,6 +119,8 @@ class Running:
         new_token_ids = token_ids[first_index : self.num_sent]
         if self.script.gap_at == first:
             first_index, new_token_ids = first_index + 1, new_token_ids[1:]
+        num_listed = self.request.sampling_params.num_logprobs
+        has_logprobs = num_listed != NO_LOGPROBS
         return RequestOutput(
             self.request.request_id,
             first_index,
@@ -95,6 +131,8 @@ class Running:
             self.script.error if is_last else None,
             self.script.error_message if is_last else "",
             [*self.script.beams] if is_last else [],
+            logprob_rows(new_token_ids, first_index, num_listed) if has_logprobs else None,
+            prompt_logprobs,
         )
 
 

@@ -141,5 +141,6 @@ def _choice(
     reason: FinishReason,
 ) -> Choice:
     stop_token_id = token_ids[-1] if reason is FinishReason.STOP else None
-    delta = OutputProcessor(tokenizer, prompt_token_ids, (), params).process(token_ids, reason, stop_token_id)
-    return Choice(delta.text, str(delta.finish_reason), delta.stop_reason)
+    processor = OutputProcessor(tokenizer, prompt_token_ids, (), params)
+    (event,) = processor.process(token_ids, reason, stop_token_id)
+    return Choice(event.content, *event.ending)

@@ -1,49 +1,69 @@
-"""Chat messages of the API to messages of a chat template.
+"""The messages of a conversation in one form, whatever API they came in by, and what a chat template gets of them.
 
-Templates differ in what they take, so they get the least: text as one string, null as the empty one, and no key that
-the client did not give. `developer` is OpenAI's newer name for `system`; templates know the latter.
+Templates differ in what they take, so they get the least: text as one string, and no key that the client did not give.
+Arguments of calls are objects there, because templates print them as JSON themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from octavo.api_server.errors import invalid_value, unsupported
-from octavo.api_server.openai.schemas import ChatMessage, ContentPart
+import msgspec
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+from octavo.api_server.errors import invalid_value
+
+SYSTEM, USER, ASSISTANT, TOOL = ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 2048
-MAX_PARTS = 64
-OPTIONAL_KEYS = ("name", "tool_calls", "tool_call_id")
 
 
-def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Return what the template gets; raise ApiError that names the message."""
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise invalid_value("messages", f"must have 1 to {MAX_MESSAGES} messages, has {len(messages)}")
-    return [_to_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+class PastCall(msgspec.Struct, frozen=True):
+    """A call that the assistant made."""
+
+    id: str | None
+    name: str
+    arguments: dict[str, Any]
 
 
-def _to_template_message(message: ChatMessage, param: str) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}")
-    result = {"role": ROLES[message.role], "content": _text(message.content, f"{param}.content")}
-    for key in OPTIONAL_KEYS:
-        if (value := getattr(message, key)) is not None:
-            result[key] = value
-    return result
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message.
+
+    Attributes:
+        role: one of ROLES.
+        reasoning: what the assistant thought before it said `content`.
+        tool_call_id: the call whose result this is.
+    """
+
+    role: str
+    content: str = ""
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[PastCall, ...] = ()
+    tool_call_id: str | None = None
 
 
-def _text(content: str | list[ContentPart] | None, param: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if len(content) > MAX_PARTS:
-        raise invalid_value(param, f"has {len(content)} parts, at most {MAX_PARTS}")
-    texts = []
-    for index, part in enumerate(content):
-        if part.type != "text":
-            raise unsupported(f"{param}[{index}].type", "other than text is not supported: this server takes text only")
-        if part.text is None:
-            raise invalid_value(f"{param}[{index}].text", "is required in a text part")
-        texts.append(part.text)
-    return "\n".join(texts)
+def check_number_of_messages(num_messages: int, param: str) -> None:
+    """Raise ApiError that names `param` unless so many messages are allowed."""
+    if not 1 <= num_messages <= MAX_MESSAGES:
+        raise invalid_value(param, f"must have 1 to {MAX_MESSAGES} messages, has {num_messages}")
+
+
+def to_template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return what the template gets."""
+    return [_to_template_message(message) for message in messages]
+
+
+def _to_template_message(message: Message) -> dict[str, Any]:
+    optional = {
+        "name": message.name,
+        "reasoning_content": message.reasoning,
+        "tool_calls": [_to_template_call(call) for call in message.tool_calls] or None,
+        "tool_call_id": message.tool_call_id,
+    }
+    given = {key: value for key, value in optional.items() if value is not None}
+    return {"role": message.role, "content": message.content, **given}
+
+
+def _to_template_call(call: PastCall) -> dict[str, Any]:
+    result: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return result if call.id is None else {"id": call.id, **result}

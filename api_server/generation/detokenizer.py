@@ -43,5 +43,18 @@ class Detokenizer:
         """Return the rest: one U+FFFD when the output ends inside a character, else nothing."""
         return self._utf8.decode(b"", final=True)
 
+    @property
+    def incomplete_bytes(self) -> bytes:
+        """What is held back: the beginning of a character."""
+        return self._utf8.getstate()[0]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that `token_id` stands for here, also if its text is skipped; none if it has no text."""
+        return self._token_bytes.get(token_id, self._previous_id) or b""
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether `token_id` would add no bytes here."""
+        return token_id in self._skipped_ids or not self.bytes_of(token_id)
+
     def _has_text(self, token_id: int) -> bool:
         return token_id not in self._skipped_ids and self._token_bytes.get(token_id, None) is not None

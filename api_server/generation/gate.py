@@ -1,63 +1,30 @@
-"""Bodies to AddRequests: every check of a request that needs the model, the limits or several fields.
+"""Drafts to jobs: every check of a request that needs the model, the limits or several fields.
 
 This is the one gate. Invariant: what leaves it is valid, and nothing behind it checks again; what it refuses is
-refused by field name, before the engine core hears of it. Bounds of single sampling fields are in SamplingParams.
+refused by field name, before the engine core hears of it. Ranges of single fields are in the types of the bodies.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import Any, cast
 
 import msgspec
 
 from octavo.api_server.api_keys import Tenant
-from octavo.api_server.chat_template import ChatTemplateError
-from octavo.api_server.conversation.messages import to_template_messages
 from octavo.api_server.errors import ApiError, ErrorKind, invalid_value, unsupported
-from octavo.api_server.generation.beam_search import beam_search_params, beam_width, check_beam_fields
-from octavo.api_server.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from octavo.api_server.openai.unsupported import check_supported
+from octavo.api_server.generation.beam_search import beam_search_params, check_beam_fields, name_of_width
+from octavo.api_server.generation.job import Draft, Job
+from octavo.api_server.generation.prompts import encode_prompts, truncated
+from octavo.api_server.generation.sampling_fields import SamplingReader, check_token_ids, sampling_params_of
+from octavo.api_server.generation.token_log import prompt_text
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, SchedulingPolicy
 from octavo.protocol.engine_messages import AddRequest
-from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.sampling_params import NO_LOGPROBS, SamplingParams
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 128
-COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-CACHE_SALT = re.compile(r"[ -~]{0,128}")
-
-
-class Submission(msgspec.Struct, frozen=True):
-    """What one HTTP request asks of the engine core, and how its answer is given.
-
-    Attributes:
-        requests: choice j of prompt i is number i × n + j; of a beam search, prompt i is number i.
-        num_choices_per_prompt: n.
-    """
-
-    requests: list[AddRequest]
-    num_choices_per_prompt: int
-    is_beam_search: bool
-    stop: tuple[str, ...]
-    skip_special_tokens: bool
-    include_stop_string: bool
-    is_streamed: bool
-    has_usage: bool
-    has_continuous_usage: bool
-
-    @property
-    def num_requests_per_prompt(self) -> int:
-        return 1 if self.is_beam_search else self.num_choices_per_prompt
-
-    @property
-    def prompt_lengths(self) -> list[int]:
-        """Tokens of each prompt, however many choices it has."""
-        return [len(request.prompt_token_ids) for request in self.requests[:: self.num_requests_per_prompt]]
+MAX_LOGPROB_ENTRIES = 4 * 2**20  # of one HTTP request: 34 MB on the wire between the processes
 
 
 class Gate:
@@ -69,150 +36,104 @@ class Gate:
         self.max_num_seqs = config.scheduler.max_num_seqs
         self.has_priorities = config.scheduler.scheduling_policy is SchedulingPolicy.PRIORITY
         self.tokenizer = tokenizer
+        self.sampling = SamplingReader(config.model, tokenizer)
 
-    def check(self, body: GenerationRequest) -> int:
+    def check(self, draft: Draft) -> int:
         """Check all that needs no tokens; return the number of choices, or of beams. Raises ApiError."""
-        check_model(body.model, self.model.served_model_names)
-        check_supported(body)
-        self._check_stops(body)
-        if body.priority and not self.has_priorities:
+        check_model(draft.model, self.model.served_model_names)
+        self.sampling.check(draft)
+        if draft.priority and not self.has_priorities:
             raise invalid_value("priority", "other than 0 needs a server with --scheduling-policy priority")
-        if body.cache_salt is not None and not CACHE_SALT.fullmatch(body.cache_salt):
-            raise invalid_value("cache_salt", "must be at most 128 printable ASCII characters")
-        if body.stream_options is not None and not body.stream:
-            raise invalid_value("stream_options", "is allowed only with stream: true")
-        num_choices_per_prompt = _num_choices_per_prompt(body)
-        check_beam_fields(body, num_choices_per_prompt, self.max_num_seqs)
-        num_prompts = len(_prompts(body)) if isinstance(body, CompletionRequest) else 1
-        num_choices = beam_width(body, num_choices_per_prompt) * num_prompts
+        if draft.truncate_prompt_tokens == 0:
+            raise invalid_value("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
+        if draft.rendering.is_streamed and draft.rendering.num_prompt_logprobs != NO_LOGPROBS:
+            raise unsupported("prompt_logprobs", "are not given in a stream")
+        if draft.beam_search is not None:
+            check_beam_fields(draft, self.max_num_seqs)
+        num_choices = draft.num_choices * draft.num_prompts
         if num_choices > self.max_choices:
-            param = "n" if body.best_of is None else "best_of"
-            raise invalid_value(param, f"times the number of prompts is {num_choices}, at most {self.max_choices}")
+            rule = f"times the number of prompts is {num_choices}, at most {self.max_choices}"
+            raise invalid_value(name_of_width(draft), rule)
         return num_choices
 
-    async def prepare(self, body: ChatRequest | CompletionRequest, arrival_time_s: float, tenant: Tenant) -> Submission:
-        """Turn a checked body into requests; raises ApiError."""
-        if isinstance(body, CompletionRequest):
-            prompts = [await self._completion_prompt(body, prompt) for prompt in _prompts(body)]
-        else:
-            prompts = [await self._chat_prompt(body)]
-        n = _num_choices_per_prompt(body)
-        seed = secrets.randbits(63) if body.seed in (None, -1) else body.seed
-        requests = []
-        for prompt in prompts:
+    async def prepare(self, draft: Draft, arrival_time_s: float, tenant: Tenant) -> Job:
+        """Turn a checked draft into a job; raises ApiError."""
+        prompts = await self._prompts(draft)
+        requests: list[AddRequest] = []
+        for prompt, params in zip(prompts, await self._sampling_params(draft, prompts), strict=True):
             first = AddRequest(
                 secrets.token_hex(16),
                 prompt,
-                self._sampling_params(body, len(prompt), seed),
+                params,
                 arrival_time_s,
-                priority=body.priority or 0,
-                cache_salt=tenant.cache_salt(body.cache_salt or ""),
+                priority=draft.priority,
+                cache_salt=tenant.cache_salt(draft.cache_salt),
                 tenant=tenant.name,
                 tenant_weight=tenant.weight,
             )
-            requests += [self._beam_request(body, first, n)] if body.use_beam_search else _choices_of(first, n)
-        options = body.stream_options
-        return Submission(
+            requests += _choices_of(first, draft.n) if draft.beam_search is None else [_beam_request(first, draft)]
+        return Job(
             requests=requests,
-            num_choices_per_prompt=n,
-            is_beam_search=bool(body.use_beam_search),
-            stop=_stop_strings(body),
-            skip_special_tokens=body.skip_special_tokens is not False,
-            include_stop_string=bool(body.include_stop_str_in_output),
-            is_streamed=bool(body.stream),
-            has_usage=options is not None and bool(options.include_usage),
-            has_continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            n=draft.n,
+            is_beam_search=draft.beam_search is not None,
+            stop=draft.stop,
+            rendering=draft.rendering,
+            echoed=await self._echoed(draft, prompts),
+            drops_output=draft.sampling.max_tokens == 0,
         )
 
-    def _check_stops(self, body: GenerationRequest) -> None:
-        strings = _stop_strings(body)
-        if len(strings) > MAX_STOP_STRINGS:
-            raise invalid_value("stop", f"has {len(strings)} strings, at most {MAX_STOP_STRINGS}")
-        if not all(1 <= len(string) <= MAX_STOP_CHARS for string in strings):
-            raise invalid_value("stop", f"strings must have 1 to {MAX_STOP_CHARS} characters")
-        ids = body.stop_token_ids or []
-        if len(ids) > MAX_STOP_TOKEN_IDS:
-            raise invalid_value("stop_token_ids", f"has {len(ids)} ids, at most {MAX_STOP_TOKEN_IDS}")
-        self._check_token_ids("stop_token_ids", ids)
-
-    def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.model.vocab_size):
-            raise invalid_value(param, f"must be token ids in [0, {self.model.vocab_size})")
-
-    async def _chat_prompt(self, body: ChatRequest) -> list[int]:
-        messages = to_template_messages(body.messages)
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise unsupported("messages", "needs a chat template, which this model lacks; use /v1/completions")
-        try:
-            text = await template.render_off_loop(messages)
-        except ChatTemplateError as problem:
-            raise invalid_value("messages", f"cannot be rendered by the model's chat template: {problem}") from None
-        return await self.tokenizer.encode_off_loop(text, add_special_tokens=False)
-
-    async def _completion_prompt(self, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self.tokenizer.encode_off_loop(prompt, add_special_tokens=body.add_special_tokens is not False)
-        self._check_token_ids("prompt", prompt)
-        return prompt
-
-    def _beam_request(self, body: GenerationRequest, request: AddRequest, n: int) -> AddRequest:
-        search = beam_search_params(body, n)
-        params = msgspec.structs.replace(request.sampling_params, temperature=0.0)
-        return msgspec.structs.replace(request, sampling_params=params, beam_search=search)
-
-    def _sampling_params(self, body: GenerationRequest, num_prompt_tokens: int, seed: int | None) -> SamplingParams:
-        options: dict[str, Any] = {
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": 0 if body.top_k == -1 else body.top_k,
-            "min_p": body.min_p,
-            "min_tokens": body.min_tokens,
-            "ignore_eos": body.ignore_eos,
-            "seed": seed,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        max_tokens = self._max_tokens(body, num_prompt_tokens)
-        try:
-            return SamplingParams(max_tokens, stop_token_ids=tuple(body.stop_token_ids or ()), **given)
-        except ValueError as problem:  # its text begins with the field's name, by contract
-            raise ApiError(ErrorKind.INVALID_VALUE, str(problem), str(problem).split(" ", 1)[0]) from None
-
-    def _max_tokens(self, body: GenerationRequest, num_prompt_tokens: int) -> int:
+    async def _prompts(self, draft: Draft) -> list[list[int]]:
+        """Return the tokens of each prompt, cut as the draft says."""
         limit = self.model.max_model_len
+        prompts = [truncated(draft, prompt, limit) for prompt in await encode_prompts(draft, self.tokenizer)]
+        for prompt in prompts:
+            check_token_ids(draft.param("prompt"), prompt, self.model.vocab_size)
+        return prompts
+
+    async def _sampling_params(self, draft: Draft, prompts: Sequence[list[int]]) -> list[SamplingParams]:
+        """Return the parameters of the first choice of each prompt; all choices share the seed."""
+        seed = draft.sampling.seed
+        seed = secrets.randbits(63) if seed is None or seed == -1 else seed
+        options = await self.sampling.options(draft)
+        params = [sampling_params_of(draft, self._max_tokens(draft, len(prompt)), seed, options) for prompt in prompts]
+        _check_number_of_logprobs(draft, prompts, params)
+        return params
+
+    async def _echoed(self, draft: Draft, prompts: Sequence[list[int]]) -> tuple[str, ...]:
+        if not draft.rendering.echo:
+            return ()
+        skip = draft.rendering.skip_special_tokens
+        return tuple([await asyncio.to_thread(prompt_text, self.tokenizer, prompt, skip) for prompt in prompts])
+
+    def _max_tokens(self, draft: Draft, num_prompt_tokens: int) -> int:
+        """Return how many tokens the engine core may generate; one for a client that wants none."""
+        limit = self.model.max_model_len
+        prompt_param = draft.param("prompt")
         if num_prompt_tokens == 0:
-            raise invalid_value("prompt", "has no tokens")
-        param = "prompt" if isinstance(body, CompletionRequest) else "messages"
+            raise invalid_value(prompt_param, "has no tokens")
         room = limit - num_prompt_tokens
         if room < 1:
             text = f"the prompt has {num_prompt_tokens} tokens, which leaves no room in the context of {limit} tokens"
-            raise ApiError(ErrorKind.CONTEXT_LENGTH_EXCEEDED, text, param)
-        name, max_tokens = _asked_max_tokens(body)
+            raise ApiError(ErrorKind.CONTEXT_LENGTH_EXCEEDED, text, prompt_param)
+        name, max_tokens = draft.param("max_tokens"), draft.sampling.max_tokens
         if max_tokens is None:
-            return min(room, COMPLETION_MAX_TOKENS) if isinstance(body, CompletionRequest) else room
-        if max_tokens < 1:
-            raise invalid_value(name, f"must be at least 1, got {max_tokens}")
+            return min(room, draft.default_max_tokens or self.model.default_sampling.max_new_tokens or room)
         if max_tokens > room:
             text = f"the prompt has {num_prompt_tokens} tokens and {name} is {max_tokens}"
             text = f"{text}, together more than the context of {limit} tokens"
             raise ApiError(ErrorKind.CONTEXT_LENGTH_EXCEEDED, text, name)
-        return max_tokens
+        return max(1, max_tokens)
 
 
-def _choices_of(first: AddRequest, n: int) -> list[AddRequest]:
-    """Return `first` and n - 1 further choices of its prompt, which share its blocks."""
-    return [
-        first,
-        *(
-            msgspec.structs.replace(
-                first,
-                request_id=secrets.token_hex(16),
-                sampling_params=msgspec.structs.replace(first.sampling_params, choice_index=index),
-                fork_of=first.request_id,
-            )
-            for index in range(1, n)
-        ),
-    ]
+def _check_number_of_logprobs(draft: Draft, prompts: Sequence[list[int]], all_params: Sequence[SamplingParams]) -> None:
+    """Raise ApiError if the answer would have more logprobs than one request may ask for."""
+    num_entries = 0
+    for prompt, params in zip(prompts, all_params, strict=True):
+        num_entries += len(prompt) * (1 + params.num_prompt_logprobs)
+        num_entries += draft.n * params.max_tokens * (1 + params.num_logprobs)
+    if num_entries > MAX_LOGPROB_ENTRIES:
+        rule = f"could give {num_entries} logprobs, at most {MAX_LOGPROB_ENTRIES}; lower n, the length or the number"
+        raise invalid_value(draft.param("logprobs"), rule)
 
 
 def check_model(name: str, served_model_names: Sequence[str]) -> None:
@@ -222,31 +143,24 @@ def check_model(name: str, served_model_names: Sequence[str]) -> None:
         raise ApiError(ErrorKind.MODEL_NOT_FOUND, f"the model does not exist; this server has: {served}", "model")
 
 
-def _asked_max_tokens(body: GenerationRequest) -> tuple[str, int | None]:
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        return "max_completion_tokens", body.max_completion_tokens
-    return "max_tokens", body.max_tokens
+def _choices_of(first: AddRequest, n: int) -> list[AddRequest]:
+    """Return `first` and n - 1 further choices of its prompt, which share its blocks and its prompt's logprobs."""
+    return [
+        first,
+        *(
+            msgspec.structs.replace(
+                first,
+                request_id=secrets.token_hex(16),
+                sampling_params=msgspec.structs.replace(
+                    first.sampling_params, choice_index=index, num_prompt_logprobs=NO_LOGPROBS
+                ),
+                fork_of=first.request_id,
+            )
+            for index in range(1, n)
+        ),
+    ]
 
 
-def _num_choices_per_prompt(body: GenerationRequest) -> int:
-    n = 1 if body.n is None else body.n
-    if n < 1:
-        raise invalid_value("n", f"must be at least 1, got {n}")
-    return n
-
-
-def _stop_strings(body: GenerationRequest) -> tuple[str, ...]:
-    if body.stop is None:
-        return ()
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-
-
-def _prompts(body: CompletionRequest) -> list[str | list[int]]:
-    """Return the prompts of any of the four forms: a string, strings, token ids, lists of token ids."""
-    if isinstance(body.prompt, str):
-        return [body.prompt]
-    kinds = {type(item) for item in body.prompt}
-    if len(kinds) != 1:
-        raise invalid_value("prompt", "must be a string, token ids, or a list that is not empty of one of these")
-    prompts = [body.prompt] if kinds == {int} else body.prompt
-    return cast("list[str | list[int]]", prompts)
+def _beam_request(request: AddRequest, draft: Draft) -> AddRequest:
+    params = msgspec.structs.replace(request.sampling_params, temperature=0.0)
+    return msgspec.structs.replace(request, sampling_params=params, beam_search=beam_search_params(draft))

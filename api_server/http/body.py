@@ -1,7 +1,8 @@
 """Request bodies: from bytes of any kind to a typed request, or a 4xx that says what is wrong.
 
 Invariant: what comes out is strict JSON in strict UTF-8, at most `MAX_DEPTH` deep, with every declared field of its
-type; ranges are the input processor's. Large bodies are decoded in a thread, so that none holds up the event loop.
+type, and of its range where that is part of the type. Large bodies are decoded in a thread, so that none holds up the
+event loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"^Object missing required field `(\w+)`")
 WRONG_BYTE = re.compile(r"\(byte (\d+)\)$")
-LAST_KEY = re.compile(rb'"(\w{1,64})"\s*:\s*-?$')
+JSON_TOKEN = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[{}\[\]:,]', re.DOTALL)
+MAX_TOKENS_BEFORE_FIELD = 2**15  # about 10 ms
+FIELD_NAME = re.compile(rb'"(\w{1,64})"')
 JSON_NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
 Body = TypeVar("Body")
@@ -95,7 +98,7 @@ def _too_large(request: web.Request) -> ApiError:
 def _wrong_field(problem: str) -> ApiError:
     """Translate msgspec's text, which speaks of our schema and never of the client's values."""
     where = WHERE.search(problem)
-    param = where[1] if where is not None else ""
+    param = where[1].partition("[...]")[0] if where is not None else ""  # msgspec does not name keys of mappings
     if (missing := MISSING.match(problem)) is not None:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(ErrorKind.MISSING_FIELD, f"{param} is required", param)
@@ -111,8 +114,28 @@ def _wrong_syntax(problem: str, body: bytes) -> ApiError:
     if where is None:
         return ApiError(ErrorKind.INVALID_JSON, "the body is not valid JSON")
     position = int(where[1])
-    key = LAST_KEY.search(body[max(0, position - 100) : position])
-    if key is None:
+    param = _field_at(body[:position])
+    if param is None:
         return ApiError(ErrorKind.INVALID_JSON, f"the body is not valid JSON at byte {position}")
-    param = key[1].decode()
     return ApiError(ErrorKind.INVALID_JSON, f"{param}: not a JSON value at byte {position} of the body", param)
+
+
+def _field_at(start: bytes) -> str | None:
+    """Return the field of the body in whose value `start`, the beginning of the body, ends; None if that is far in."""
+    depth, text, key = 0, b"", b""
+    for number, token in enumerate(JSON_TOKEN.finditer(start)):
+        if number == MAX_TOKENS_BEFORE_FIELD:
+            return None
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+            case b"}" | b"]":
+                depth -= 1
+            case b":" if depth == 1:
+                key = text
+            case b"," if depth == 1:
+                key = b""
+            case string:
+                text = string
+    name = FIELD_NAME.fullmatch(key)
+    return None if name is None else name[1].decode()

@@ -30,21 +30,23 @@ ENCODED_PLACE = msgspec.json.encode(PLACE)
 encode_json = msgspec.json.Encoder().encode
 
 
-def event(content: msgspec.Struct) -> bytes:
-    """Return the event that carries `content`."""
-    return event_of(encode_json(content))
+def event(content: msgspec.Struct, name: str = "") -> bytes:
+    """Return the event that carries `content`, of the type `name` if that is not empty."""
+    return event_of(encode_json(content), name)
 
 
-def event_of(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+def event_of(data: bytes, name: str = "") -> bytes:
+    """Return the event that carries one line of `data`."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + data + b"\n\n"
 
 
 class EventTemplate:
     """An event whose only variable part is one text: the rest is encoded once."""
 
-    def __init__(self, content: msgspec.Struct) -> None:
-        """`content` has PLACE where the text goes."""
-        self.head, _, self.tail = event(content).partition(ENCODED_PLACE)
+    def __init__(self, content: msgspec.Struct, name: str = "") -> None:
+        """`content` has PLACE where the text goes; `name` as in `event`."""
+        self.head, _, self.tail = event(content, name).partition(ENCODED_PLACE)
 
     def fill(self, text: str) -> bytes:
         return self.head + encode_json(text) + self.tail

@@ -1,9 +1,9 @@
-"""What surrounds every handler: request id, caller, errors in one shape, counting.
+"""What surrounds every handler: request id, caller, errors in the shape of the route's API, counting.
 
 Invariant: every answer, whatever went wrong, is one of the catalogue's or a handler's, carries an X-Request-Id, and is
-counted by its route's template. With API keys everything but the probes and the metrics needs one, whatever the path
-is and whether there is a route for it, before any of the body is read. Without keys a server on loopback answers only
-to names of loopback, so that a web page whose name was pointed at 127.0.0.1 cannot use it.
+counted by its route's template. With API keys everything but the probes, the metrics and allowed preflights needs one,
+whatever the path is and whether there is a route for it, before any of the body is read. Without keys a server on
+loopback answers only to names of loopback, so that a web page whose name was pointed at 127.0.0.1 cannot use it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 
 from aiohttp import web
 
 from octavo.api_server.api_keys import CALLER, NOBODY, ApiKeys
-from octavo.api_server.errors import ApiError, ErrorKind, internal_error
+from octavo.api_server.errors import ApiError, ErrorKind, ErrorShape, internal_error
 from octavo.api_server.health import ServerState
+from octavo.api_server.http.cors import Cors
 from octavo.api_server.metrics import Metrics
 from octavo.protocol.config import EngineConfig
 
@@ -41,10 +42,20 @@ HTTP_ERRORS = {
 class Surroundings:
     """The middleware around every handler."""
 
-    def __init__(self, config: EngineConfig, state: ServerState, metrics: Metrics, api_keys: ApiKeys | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        state: ServerState,
+        metrics: Metrics,
+        api_keys: ApiKeys | None,
+        error_shapes: Mapping[str, ErrorShape],
+    ) -> None:
+        """`error_shapes` is by path; where a path is not in it, errors are OpenAI's."""
         self.state = state
         self.metrics = metrics
         self.api_keys = api_keys
+        self.error_shapes = error_shapes
+        self.cors = Cors(config.api.cors_origins)
         self.is_on_loopback = is_loopback(config.api.host)
         self.has_log = config.api.log_requests
 
@@ -62,13 +73,15 @@ class Surroundings:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            if (preflight := self.cors.preflight(request)) is not None:
+                return preflight
             self._check_caller(request)
             return await handler(request)
         except ApiError as error:
-            return error_response(error)
+            return self._error_response(request, error)
         except web.HTTPException as problem:
             kind, text = HTTP_ERRORS.get(problem.status, (ErrorKind.INVALID_HTTP, "the request is not valid"))
-            response = error_response(ApiError(kind, text))
+            response = self._error_response(request, ApiError(kind, text))
             if allowed := problem.headers.get("Allow"):
                 response.headers["Allow"] = allowed
             return response
@@ -76,12 +89,16 @@ class Surroundings:
             raise
         except Exception:
             logger.exception("a request failed")
-            return error_response(internal_error())
+            return self._error_response(request, internal_error())
+
+    def _error_response(self, request: web.Request, error: ApiError) -> web.Response:
+        return error_response(error, self.error_shapes.get(request.path, ErrorShape.OPENAI), REQUEST_ID.get())
 
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers that every answer has."""
         response.headers["X-Request-Id"] = REQUEST_ID.get()
         response.headers["Server"] = "octavo"
+        response.headers.update(self.cors.headers(request))
         if self.state.is_ending:
             response.force_close()
             response.headers["Connection"] = "close"
@@ -90,10 +107,12 @@ class Surroundings:
         if self.api_keys is None:
             self._check_host(request)
             return
-        tenant = self.api_keys.find(request.headers.getall("Authorization", []))
+        headers = request.headers
+        tenant = self.api_keys.find(headers.getall("Authorization", []), headers.getall("X-Api-Key", []))
         CALLER.set(tenant or NOBODY)
         if tenant is None and (request.method not in OPEN_METHODS or request.raw_path not in OPEN_PATHS):
-            raise ApiError(ErrorKind.UNAUTHORIZED, "a valid API key is needed, in the header Authorization: Bearer")
+            text = "a valid API key is needed, in the header Authorization: Bearer or X-Api-Key"
+            raise ApiError(ErrorKind.UNAUTHORIZED, text)
 
     def _check_host(self, request: web.Request) -> None:
         host = request.headers.get("Host")
@@ -108,10 +127,9 @@ class Surroundings:
             logger.info("%s %s %d %.3f s %s", request.method, route, status, duration_s, REQUEST_ID.get())
 
 
-def error_response(error: ApiError) -> web.Response:
-    return web.Response(
-        body=error.to_json(), status=error.status, headers=error.headers, content_type="application/json"
-    )
+def error_response(error: ApiError, shape: ErrorShape = ErrorShape.OPENAI, request_id: str = "") -> web.Response:
+    body = error.render(shape, request_id)
+    return web.Response(body=body, status=error.status, headers=error.headers, content_type="application/json")
 
 
 def is_loopback(host: str) -> bool:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from aiohttp import web
 
 from octavo.api_server.generation.gate import check_model
 from octavo.api_server.health import ServerState, json_response
-from octavo.api_server.openai.schemas import Model, ModelList
 from octavo.protocol.config import ModelConfig
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "octavo"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[Model]
 
 
 class ModelRoutes:

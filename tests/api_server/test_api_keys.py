@@ -71,6 +71,36 @@ def test_anything_else_is_nobody(tmp_path: Path, headers: list[str]) -> None:
     assert load(tmp_path).find(headers) is None
 
 
+def test_a_key_may_come_as_x_api_key(tmp_path: Path) -> None:
+    keys = load(tmp_path)
+    assert keys.find([], [ALICE]) == keys.find([], [f" {ALICE} "]) == Tenant("alice", 3)
+    assert keys.find([f"Bearer {ALICE}"], [ALICE]) == Tenant("alice", 3), "gateways send both"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key"),
+    [
+        ([], [""]),
+        ([], [f"Bearer {ALICE}"]),
+        ([], [ALICE, ALICE]),
+        ([f"Bearer {BOB}"], [ALICE]),
+        ([f"Bearer {ALICE}"], [""]),
+        ([f"Basic {ALICE}"], [ALICE]),
+        (["Bearer "], [ALICE]),
+    ],
+)
+def test_two_headers_that_do_not_agree_are_nobody(
+    tmp_path: Path, authorization: list[str], x_api_key: list[str]
+) -> None:
+    assert load(tmp_path).find(authorization, x_api_key) is None
+
+
+def test_no_key_is_nobody_even_when_its_digest_is_in_the_file(tmp_path: Path) -> None:
+    keys = load(tmp_path, f'[[key]]\nname = "a"\nkey_sha256 = "{hashlib.sha256(b"").hexdigest()}"\n')
+    for authorization, x_api_key in (([], []), (["Bearer "], []), ([], [""])):
+        assert keys.find(authorization, x_api_key) is None
+
+
 def test_every_key_is_compared_whichever_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = load(tmp_path)
     compared: list[bytes] = []
@@ -194,7 +224,9 @@ async def test_every_route_but_the_probes_and_metrics_needs_a_key(tmp_path: Path
                     assert response.headers["WWW-Authenticate"] == "Bearer"
                     if method != "HEAD":
                         error = (await response.json())["error"]
-                        assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+                        is_anthropic = path.startswith("/v1/messages")
+                        expected = "authentication_error" if is_anthropic else "invalid_request_error"
+                        assert (error["code"], error["type"]) == ("invalid_api_key", expected)
         assert closed > 10
         assert rig.engine.added == []
         async with rig.session.get("/v1/models", headers={"Authorization": f"Bearer {ALICE}"}) as response:

@@ -48,7 +48,7 @@ async def test_chat_answer_has_exactly_the_fields_of_the_schema(tmp_path: Path) 
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hello!", "refusal": None},
+                "message": {"role": "assistant", "content": "Hello!", "refusal": None, "annotations": []},
                 "logprobs": None,
                 "finish_reason": "length",
             }
@@ -242,10 +242,11 @@ async def test_max_completion_tokens_is_the_same_as_max_tokens(tmp_path: Path) -
 
 
 async def test_messages_of_all_roles_and_forms_render(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "developer", "content": "S"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant"},
     ]

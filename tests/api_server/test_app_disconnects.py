@@ -161,6 +161,7 @@ async def test_silence_is_broken_by_comments(tmp_path: Path, path: str, monkeypa
     assert text.startswith(": ")
     assert ": " in text[text.index("\n\n", first_data) :].replace('": ', "")
     assert text.endswith("data: [DONE]\n\n")
+    assert text.count('"role":"assistant"') == ("chat" in path), "a comment is not the opening"
 
 
 async def test_a_long_prompt_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:

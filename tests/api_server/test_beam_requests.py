@@ -141,7 +141,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"length_penalty": -11}, "length_penalty", "10"),
     ({"early_stopping": "always"}, "early_stopping", "early_stopping"),
     ({"min_tokens": 17}, "min_tokens", "max_tokens"),
-    ({"n": 0}, "n", "at least 1"),
+    ({"n": 0}, "n", ">= 1"),
 ]
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 import pytest
+from fake_engine import logprob_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from octavo.protocol.engine_messages import (
     Hello,
     RequestOutput,
 )
+from octavo.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from octavo.protocol.sampling_params import SamplingParams
 
 STATS = EngineStats(0, 0, 0, 1, 0, 0, 0)
@@ -86,7 +89,12 @@ def request(request_id: str) -> AddRequest:
 def output(
     request_id: str, first_index: int, token_ids: list[int], reason: FinishReason | None = None
 ) -> RequestOutput:
-    return RequestOutput(request_id, first_index, token_ids, reason)
+    return RequestOutput(request_id, first_index, token_ids, reason, logprobs=logprob_rows(token_ids, first_index, 1))
+
+
+def logged_ids(pieces: Sequence[TokenLogprobs]) -> list[int]:
+    """The tokens that rows of logprobs belong to."""
+    return [token_ids[0] for piece in pieces for token_ids, _ in piece.rows()]
 
 
 async def test_hello_comes_first_and_requests_keep_their_order() -> None:
@@ -115,7 +123,9 @@ async def test_any_repeats_give_each_token_once_and_one_ending(
             num_sent += num_new
             await bench.run()
             if is_taken and len(received) < num_sent:
-                received += [token for update in await generation.updates() for token in update.token_ids]
+                for update in await generation.updates():
+                    received += update.token_ids
+                    assert logged_ids(update.logprobs) == update.token_ids
         if reason is not None:
             bench.frames.deliver(output("a", num_sent, [num_sent], reason))
             await bench.run()
@@ -224,3 +234,31 @@ async def test_a_flood_of_frames_leaves_the_consumers_their_turn() -> None:
         await bench.run()
         await asyncio.wait_for(consumer, 10)
     assert len(turns_seen) > 50
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=8))
+async def test_any_repeats_give_the_logprobs_of_each_prompt_token_once(steps: list[tuple[int, int]]) -> None:
+    """Steps are (rows repeated, rows new); position 0 has no row."""
+    bench = Bench()
+    num_rows = 0
+    with bench.generate([request("a")]) as generation:
+        for num_repeated, num_new in steps:
+            first = 1 + max(0, num_rows - num_repeated)
+            rows = logprob_rows(range(first, 1 + num_rows + num_new), first, 1)
+            bench.frames.deliver(RequestOutput("a", 0, [], prompt_logprobs=PromptLogprobs(first, rows)))
+            num_rows += num_new
+        await bench.run()
+        live = generation.live_requests[0]
+        assert logged_ids(live.prompt_logprobs) == list(range(1, 1 + num_rows))
+        assert live.num_prompt_rows == num_rows
+
+
+async def test_a_gap_in_the_logprobs_of_a_prompt_fails_the_request() -> None:
+    bench = Bench()
+    with bench.generate([request("a")]) as generation:
+        rows = logprob_rows([5], 2, 0)
+        bench.frames.deliver(RequestOutput("a", 0, [], prompt_logprobs=PromptLogprobs(2, rows)))
+        await bench.run()
+        with pytest.raises(ApiError) as problem:
+            await generation.updates()
+    assert problem.value.kind is ErrorKind.INTERNAL

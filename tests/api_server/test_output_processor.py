@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.api_server.generation.detokenizer import Detokenizer
-from octavo.api_server.generation.output_processor import OutputProcessor, TextDelta
+from octavo.api_server.generation.job import Rendering
+from octavo.api_server.generation.output_processor import OutputProcessor
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import FinishReason
 from octavo.protocol.sampling_params import SamplingParams
@@ -37,13 +38,37 @@ def characters(text: str) -> list[int]:
     return [token_id for character in text for token_id in encode(character)]
 
 
-def processor(*stop: str, include_stop_string: bool = False, **params: Any) -> OutputProcessor:
-    sampling_params = SamplingParams(**{"max_tokens": 1000, **params})
-    return OutputProcessor(tokenizer(), encode("Hello"), stop, sampling_params, include_stop_string=include_stop_string)
+class TextDelta(NamedTuple):
+    """The events of one call, joined, and the tokens counted then."""
+
+    text: str
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+class Processor:
+    """An OutputProcessor whose events are joined."""
+
+    def __init__(self, *stop: str, include_stop_string: bool = False, **params: Any) -> None:
+        sampling_params = SamplingParams(**{"max_tokens": 1000, **params})
+        rendering = Rendering(include_stop_string=include_stop_string)
+        self.inner = OutputProcessor(tokenizer(), encode("Hello"), stop, sampling_params, rendering)
+
+    def process(self, token_ids: Sequence[int], reason: FinishReason | None, stop_id: int | None) -> TextDelta:
+        events = self.inner.process(token_ids, reason, stop_id)
+        endings = [event.ending for event in events if event.ending is not None]
+        assert all(event.has_output or event.ending for event in events)
+        assert endings in ([], [events[-1].ending] if events else [])
+        text = "".join(event.content for event in events)
+        return TextDelta(text, self.inner.num_output_tokens, *(endings[0] if endings else ()))
+
+
+processor = Processor
 
 
 def feed(
-    target: OutputProcessor,
+    target: Processor,
     output: Sequence[int],
     sizes: Sequence[int],
     reason: FinishReason,
@@ -114,14 +139,14 @@ def test_b01_a_stop_string_may_begin_and_end_inside_tokens() -> None:
     target = processor(stop)
     deltas = feed(target, output, [1] * 20, LENGTH)
     assert ending(deltas)[0] == "The qu"
-    assert target.is_finished
+    assert target.inner.is_finished
 
 
 def test_tokens_after_the_stop_string_do_not_count() -> None:
     target = processor("lo")
     assert target.process(characters("hello world"), None, None) == TextDelta("hel", 5, STOP, "lo")
     assert target.process(characters("more"), LENGTH, None) == TextDelta("", 5)
-    assert target.num_output_tokens == 5
+    assert target.inner.num_output_tokens == 5
 
 
 def test_the_stop_string_is_shown_when_asked_for() -> None:

@@ -1,10 +1,11 @@
-"""How many tokens per second one API server process can stream: fake engine at full speed, no model.
+"""How many tokens per second the server streams when the model costs nothing, and which process they cost how much.
 
     python tests/bench/http_stream.py --streams 64 --tokens 2000
 
-The API server runs as its own process; engine and clients share this one, so on two cores the number is the API
-server's. `events/token` near 1 says that each token went out as an event of its own; less says that tokens were merged
-because the engine was faster than the server. `cpu` is the server's processor time per token.
+All processes are the real ones, but the worker plays a script (`octavo serve --engine replay`). `events/token` near 1
+says that each token went out as an event of its own; less says that the engine was faster than the API server, which
+then merged tokens. The client here only counts events, so what it costs is what any client costs at least. Where all
+share the cores, tokens per second are those of all together; the processor time per token is each one's own.
 """
 
 from __future__ import annotations
@@ -15,38 +16,45 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fake_engine import FakeEngine, Script
-from http_rig import MODEL, make_config
+from server_process import ServerProcess
 
-from octavo.api_server.child_process import ChildProcess, ProcessSpec, module_command, stop_all
-from octavo.protocol.lifecycle import Progress, Ready
-
-WORD = [40, 71, 68, 220, 79, 81, 82, 83]
-
-
-def wait_until_ready(child: ChildProcess) -> int:
-    """Return the port."""
-    port = 0
-    while True:
-        for status in child.read_statuses():
-            if isinstance(status, Progress) and status.phase == "port":
-                port = int(status.detail.rpartition(":")[2])
-            if isinstance(status, Ready):
-                return port
-        if child.has_ended():
-            raise SystemExit(child.how_it_ended())
-        time.sleep(0.01)
+MODEL = "smollm2-135m"
+TEXT = " The quick brown fox jumps over the lazy dog."
+PROCESSES = ("api_server", "engine_core", "worker")
+COLUMNS = (
+    "route",
+    "step ms",
+    "tokens/s",
+    "events/token",
+    *(f"{name} µs/token" for name in PROCESSES),
+    "client µs/token",
+)
 
 
-async def stream(port: int, path: str, num_tokens: int) -> int:
+def write_script(directory: Path, paces_ms: Sequence[float]) -> str:
+    """Write a script that plays at each of the paces, by what the prompt says."""
+    lines = [
+        {"prompt_contains": prompt_of(pace), "text": TEXT, "ends": False, "interval_ms": pace} for pace in paces_ms
+    ]
+    path = directory / "stream.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def prompt_of(pace_ms: float) -> str:
+    return f"step {pace_ms} ms"
+
+
+async def stream(port: int, path: str, prompt: str, num_tokens: int) -> int:
     """Read one stream to its end; return the number of events."""
-    subject = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
+    subject = {"messages": [{"role": "user", "content": prompt}]} if "chat" in path else {"prompt": prompt}
     body = json.dumps({"model": MODEL, "stream": True, "max_tokens": num_tokens, **subject}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
@@ -64,40 +72,47 @@ async def stream(port: int, path: str, num_tokens: int) -> int:
     return num_events
 
 
-async def measure(port: int, pid: int, arguments: argparse.Namespace, path: str) -> str:
-    process = psutil.Process(pid)
-    before, started_s = process.cpu_times(), time.monotonic()
-    events = await asyncio.gather(*(stream(port, path, arguments.tokens) for _ in range(arguments.streams)))
+def cpu_seconds(processes: Sequence[psutil.Process]) -> list[float]:
+    times = [process.cpu_times() for process in processes]
+    return [each.user + each.system for each in times]
+
+
+async def measure(server: ServerProcess, path: str, pace_ms: float, num_streams: int, num_tokens: int) -> list[str]:
+    """Return the cells of one line."""
+    processes = [*map(server.process_called, PROCESSES), psutil.Process()]
+    port, prompt = int(server.url.rpartition(":")[2]), prompt_of(pace_ms)
+    before, started_s = cpu_seconds(processes), time.monotonic()
+    events = await asyncio.gather(*(stream(port, path, prompt, num_tokens) for _ in range(num_streams)))
     wall_s = time.monotonic() - started_s
-    after = process.cpu_times()
-    cpu_s = after.user + after.system - before.user - before.system
-    num_tokens = arguments.tokens * arguments.streams
-    return (
-        f"{path:22} {num_tokens / wall_s:9,.0f} tokens/s  {sum(events) / num_tokens:5.2f} events/token  "
-        f"{sum(events) / wall_s:8,.0f} events/s  cpu {1e6 * cpu_s / num_tokens:5.1f} us/token "
-        f"{1e6 * cpu_s / sum(events):5.1f} us/event  busy {100 * cpu_s / wall_s:3.0f} %"
-    )
+    total = num_tokens * num_streams
+    costs = [1e6 * (end - start) / total for start, end in zip(before, cpu_seconds(processes), strict=True)]
+    return [
+        path,
+        f"{pace_ms:g}",
+        f"{total / wall_s:,.0f}",
+        f"{sum(events) / total:.2f}",
+        *(f"{cost:.1f}" for cost in costs),
+    ]
+
+
+def print_line(cells: Sequence[str]) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=2000, help="per stream")
-    parser.add_argument("--step-ms", type=float, nargs="*", default=[0.0, 2.0, 4.0], help="paces of the engine")
+    parser.add_argument("--step-ms", type=float, nargs="*", default=[0.0, 2.0, 4.0], help="least time of a step")
     arguments = parser.parse_args()
-    script = Script(WORD * (arguments.tokens // len(WORD) + 1))
-    for step_ms in arguments.step_ms:
-        with tempfile.TemporaryDirectory() as directory:
-            config = make_config(Path(directory), max_model_len=1_000_000)
-            with FakeEngine(config.engine_address, lambda _: script, step_s=step_ms / 1000):
-                child = ChildProcess(ProcessSpec("api server", module_command("octavo.api_server")))
-                child.launch(config)
-                try:
-                    port = wait_until_ready(child)
-                    for path in ("/v1/completions", "/v1/chat/completions"):
-                        print(f"step {step_ms:4.1f} ms", asyncio.run(measure(port, child.pid, arguments, path)))
-                finally:
-                    stop_all([child], 1.0)
+    print_line(COLUMNS)
+    print_line(["---"] * len(COLUMNS))
+    with tempfile.TemporaryDirectory() as directory:
+        script = write_script(Path(directory), arguments.step_ms)
+        with ServerProcess(script, "--engine", "replay", "--max-num-seqs", str(max(1, arguments.streams))) as server:
+            for pace_ms in arguments.step_ms:
+                for path in ("/v1/completions", "/v1/chat/completions"):
+                    print_line(asyncio.run(measure(server, path, pace_ms, arguments.streams, arguments.tokens)))
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ def expected_text(model: Path, max_tokens: int) -> str:
     tokenizer = Tokenizer.load(str(model))
     prompt_token_ids = tokenizer.encode(PROMPT)
     token_ids, reason = expected_output(prompt_token_ids, params, VOCAB_SIZE, EOS_TOKEN_IDS, MAX_MODEL_LEN)
-    text: str = OutputProcessor(tokenizer, prompt_token_ids, (), params).process(token_ids, reason, None).text
+    (event,) = OutputProcessor(tokenizer, prompt_token_ids, (), params).process(token_ids, reason, None)
     tokenizer.close()
-    return text
+    return event.content
 
 
 @pytest.fixture

@@ -69,8 +69,9 @@ def expected(
     prompt_token_ids = tokenizer.encode(prompt)
     token_ids, finish_reason = expected_output(prompt_token_ids, params, VOCAB_SIZE, EOS_TOKEN_IDS, MAX_MODEL_LEN)
     stop_token_id = token_ids[-1] if finish_reason is FinishReason.STOP else None
-    delta = OutputProcessor(tokenizer, prompt_token_ids, stop, params).process(token_ids, finish_reason, stop_token_id)
-    return delta.text, delta.finish_reason, delta.num_output_tokens
+    processor = OutputProcessor(tokenizer, prompt_token_ids, stop, params)
+    (event,) = processor.process(token_ids, finish_reason, stop_token_id)
+    return event.content, event.ending.finish_reason, processor.num_output_tokens
 
 
 def random_prompt(source: random.Random) -> str:
