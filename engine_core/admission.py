@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from octavo.engine_core.admission_policy import Situation, has_room
 from octavo.engine_core.invariants import require
-from octavo.engine_core.kv_cache_manager import Prefix
+from octavo.engine_core.kv_cache_manager import NO_PREFIX, Prefix
 from octavo.engine_core.prefix_promises import PrefixPromises
 from octavo.engine_core.request import Request, RequestStatus
 from octavo.engine_core.step_plan import StepPlan
@@ -84,7 +84,7 @@ class Admission:
 
     def _awaited(self, plan: StepPlan, request: Request, prefix: Prefix) -> str | bytes | None:
         """What the request should wait for: the prompt of the request that it forks, or the last hash of a prefix."""
-        if request.status is RequestStatus.SWAPPED:
+        if request.status is RequestStatus.SWAPPED or request.needs_whole_prompt:
             return None
         if self._origin(request) is not None:
             return request.fork_of if self._is_awaited(plan, request.fork_of) else None
@@ -116,6 +116,8 @@ class Admission:
         manager = self.scheduler.kv_cache_manager
         if request.status is RequestStatus.SWAPPED:
             return manager.find_swapped(request)
+        if request.needs_whole_prompt:
+            return NO_PREFIX
         prefix = manager.find_prefix(request)
         origin = self._origin(request)
         if origin is not None and prefix.num_tokens < request.num_prompt_tokens - 1:

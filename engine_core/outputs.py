@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from octavo.engine_core.beam_search import BeamGroup
 from octavo.engine_core.request import Request
 from octavo.protocol.engine_messages import ErrorCode, FinishReason, RequestOutput
+from octavo.protocol.logprobs import PromptLogprobs, TokenLogprobs
 
 
 def token_output(request: Request, token_ids: list[int]) -> RequestOutput:
@@ -18,6 +21,25 @@ def token_output(request: Request, token_ids: list[int]) -> RequestOutput:
         request.output_token_ids[-1] if finish_reason is FinishReason.STOP else None,
         request.num_cached_tokens,
     )
+
+
+def prompt_output(request: Request, prompt_logprobs: PromptLogprobs) -> RequestOutput:
+    """What a request hears of its prompt, between its tokens."""
+    first_index = len(request.output_token_ids)
+    num_cached_tokens = request.num_cached_tokens
+    return RequestOutput(
+        request.request_id, first_index, [], num_cached_tokens=num_cached_tokens, prompt_logprobs=prompt_logprobs
+    )
+
+
+def with_logprobs(outputs: list[RequestOutput], logprobs: dict[str, TokenLogprobs]) -> list[RequestOutput]:
+    """Put a step's logprobs into the outputs with the tokens that they belong to, for requests that asked."""
+    return [
+        msgspec.structs.replace(output, logprobs=logprobs[output.request_id])
+        if output.token_ids and output.request_id in logprobs
+        else output
+        for output in outputs
+    ]
 
 
 def error_output(request: Request, error: ErrorCode, message: str) -> RequestOutput:

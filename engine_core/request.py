@@ -91,6 +91,7 @@ class Request:
         tenant, tenant_weight: whose request it is, and that tenant's share.
         fork_of, fork_of_order: id and order of the request whose prompt blocks it shares; "" for none.
         root_hash, block_hashes: names of its full blocks of known tokens, as far as they were needed.
+        num_prompt_logprobs_left: prompt tokens whose logprobs it asked for and has not got.
         num_registered_blocks: blocks of its table, from the first, that can be found by their hash.
         was_admitted, num_cached_tokens: whether it ever ran; prompt tokens that were in the cache when it first did.
         num_preemptions, num_lost_tokens: how often it was preempted; computed tokens that it had the last time.
@@ -115,6 +116,7 @@ class Request:
         "num_computed_tokens",
         "num_lost_tokens",
         "num_preemptions",
+        "num_prompt_logprobs_left",
         "num_registered_blocks",
         "num_tokens",
         "order",
@@ -152,6 +154,7 @@ class Request:
         self.fork_of_order: OrderKey | None = None
         self.root_hash = root_hash
         self.block_hashes: list[bytes] = []
+        self.num_prompt_logprobs_left = len(self.prompt_token_ids) - 1 if params.num_prompt_logprobs >= 0 else 0
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.num_cached_tokens = 0
@@ -185,6 +188,11 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that it has to compute."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether it has to compute its prompt from the first token; see `whole_prompt`."""
+        return self.num_prompt_logprobs_left > 0
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions `start` to `stop` - 1; not to be changed."""

@@ -32,13 +32,14 @@ from octavo.engine_core.beam_search import BeamGroup
 from octavo.engine_core.block_hash import hash_root
 from octavo.engine_core.invariants import require
 from octavo.engine_core.kv_cache_manager import KVCacheManager
-from octavo.engine_core.outputs import error_output, token_output
+from octavo.engine_core.outputs import error_output, token_output, with_logprobs
 from octavo.engine_core.preemption import Preemption
 from octavo.engine_core.request import Request, RequestStatus, why_malformed
 from octavo.engine_core.request_queue import RequestQueue
-from octavo.engine_core.stats import SchedulerCounters
+from octavo.engine_core.stats import SchedulerCounters, read_stats
 from octavo.engine_core.steady_set import NOT_STEADY, SteadySet
 from octavo.engine_core.step_plan import StepPlan
+from octavo.engine_core.whole_prompt import take_prompt_logprobs
 from octavo.protocol.config import EngineConfig, SchedulingPolicy
 from octavo.protocol.engine_messages import AddRequest, EngineStats, ErrorCode, RequestOutput
 from octavo.protocol.sampling_params import MAX_NUM_CANDIDATES
@@ -285,6 +286,8 @@ class Scheduler:
         if len(token_ids) != len(sampling):
             token_ids = [NO_TOKEN] * len(sampling)
         outputs = self._fail_requests(plan, result) if result.errors else []
+        if result.prompt_logprobs:
+            outputs += take_prompt_logprobs(plan, result)
         finished = RequestStatus.FINISHED  # looked up once, not for each token
         for request, token_id in zip(sampling, token_ids, strict=True):
             if request.status is finished:
@@ -301,7 +304,7 @@ class Scheduler:
                 outputs.append(
                     RequestOutput(request.request_id, first_index, [token_id], None, None, request.num_cached_tokens)
                 )
-        return outputs
+        return with_logprobs(outputs, result.logprobs) if result.logprobs else outputs
 
     def _apply_last_token(self, request: Request, token_id: int) -> RequestOutput:
         """A token that may end its request: it does, but for a stop token before min_tokens."""
@@ -371,25 +374,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The state right now."""
-        manager, counters = self.kv_cache_manager, self.counters
-        return EngineStats(
-            num_running_requests=len(self.running),
-            num_waiting_requests=len(self.waiting),
-            num_used_blocks=manager.num_used_blocks,
-            num_total_blocks=manager.num_total_blocks,
-            num_steps=counters.num_steps,
-            num_scheduled_tokens=counters.num_scheduled_tokens,
-            num_preemptions=counters.num_preemptions,
-            num_swapped_requests=len(manager.host_tables),
-            num_cached_blocks=len(manager.device_pool.cached),
-            num_used_host_blocks=manager.host_pool.num_held_blocks,
-            num_total_host_blocks=manager.host_pool.num_blocks,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_cached_tokens=counters.num_cached_tokens,
-            num_recomputed_tokens=counters.num_recomputed_tokens,
-            num_swapped_out_blocks=manager.num_swapped_out_blocks,
-            num_swapped_in_blocks=manager.num_swapped_in_blocks,
-        )
+        return read_stats(self)
 
     def check_idle(self) -> None:
         """Raise InvariantError when no step is in flight and yet something is held or waits. O(1)."""

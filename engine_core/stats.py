@@ -7,6 +7,12 @@ describe, so that they cannot drift from them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.protocol.engine_messages import EngineStats
+
+if TYPE_CHECKING:
+    from octavo.engine_core.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -31,3 +37,26 @@ class FrameCounters:
         """Count one more; True for the 1st, 2nd, 4th, 8th …, which are the ones to log: a flood must not fill it."""
         self.num_bad_frames += 1
         return self.num_bad_frames & (self.num_bad_frames - 1) == 0
+
+
+def read_stats(scheduler: Scheduler) -> EngineStats:
+    """Return the state right now."""
+    manager, counters = scheduler.kv_cache_manager, scheduler.counters
+    return EngineStats(
+        num_running_requests=len(scheduler.running),
+        num_waiting_requests=len(scheduler.waiting),
+        num_used_blocks=manager.num_used_blocks,
+        num_total_blocks=manager.num_total_blocks,
+        num_steps=counters.num_steps,
+        num_scheduled_tokens=counters.num_scheduled_tokens,
+        num_preemptions=counters.num_preemptions,
+        num_swapped_requests=len(manager.host_tables),
+        num_cached_blocks=len(manager.device_pool.cached),
+        num_used_host_blocks=manager.host_pool.num_held_blocks,
+        num_total_host_blocks=manager.host_pool.num_blocks,
+        num_prompt_tokens=counters.num_prompt_tokens,
+        num_cached_tokens=counters.num_cached_tokens,
+        num_recomputed_tokens=counters.num_recomputed_tokens,
+        num_swapped_out_blocks=manager.num_swapped_out_blocks,
+        num_swapped_in_blocks=manager.num_swapped_in_blocks,
+    )

@@ -26,10 +26,12 @@ from octavo.kernels.ops.attention import (
 )
 from octavo.kernels.ops.candidates import likeliest_tokens
 from octavo.kernels.ops.linear import head_logits, linear
+from octavo.kernels.ops.logits_edits import edit_logits
 from octavo.kernels.ops.norm import rms_norm
 from octavo.kernels.ops.philox import philox_uniform
 from octavo.kernels.ops.rotary import rotary
 from octavo.kernels.ops.sampling import sample_tokens
+from octavo.kernels.ops.token_logprobs import token_logprobs
 from octavo.kernels.registry import REFERENCE, Op, backend
 
 NAME = "fake"
@@ -59,8 +61,13 @@ def _norms(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Te
     return normed if residual is None else (normed, like(x, *x.shape))
 
 
-def _candidates(logits: torch.Tensor, num_tokens: int, masked: torch.Tensor | None = None) -> Any:
-    shape = (len(logits), min(num_tokens, logits.shape[1]))
+def _candidates(
+    logits: torch.Tensor,
+    num_tokens: int,
+    masked: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+) -> Any:
+    shape = (len(logits if rows is None else rows), min(num_tokens, logits.shape[1]))
     return like(logits, *shape, dtype=torch.int64), like(logits, *shape)
 
 
@@ -73,6 +80,8 @@ late(linear, lambda x, weight, bias=None: like(x, len(x), len(weight)))
 late(head_logits, lambda hidden, weight, tile: like(hidden, len(hidden), len(weight), dtype=torch.float32))
 late(philox_uniform, lambda seeds, *args: like(seeds, len(seeds), dtype=torch.float64))
 late(sample_tokens, lambda logits, *args: like(logits, len(logits), dtype=torch.int64))
+late(edit_logits, lambda *args: None)
+late(token_logprobs, lambda logits, rows, token_ids: like(logits, len(rows)))
 late(likeliest_tokens, _candidates)
 
 

@@ -18,6 +18,7 @@ from octavo.protocol.codec import decode_scheduler_output, decode_worker_event, 
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.engine_messages import AddRequest, FinishReason, RequestOutput
 from octavo.protocol.lifecycle import AnyStatus, Reporter
+from octavo.protocol.logprobs import PromptLogprobs
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput, WorkerReady
 from octavo.worker import worker
@@ -87,6 +88,26 @@ def build_ranks(
     return list(runners), readies[0]
 
 
+def joined(known: RequestOutput, more: RequestOutput) -> RequestOutput:
+    """Return what a request has got so far and what comes now."""
+    assert known.finish_reason is None
+    assert more.first_index == len(known.token_ids)
+    logprobs, prompt_logprobs = known.logprobs or more.logprobs, known.prompt_logprobs or more.prompt_logprobs
+    if known.logprobs is not None and more.logprobs is not None:
+        logprobs = known.logprobs.joined(more.logprobs)
+    if known.prompt_logprobs is not None and more.prompt_logprobs is not None:
+        first_position, rows = known.prompt_logprobs.first_position, known.prompt_logprobs.rows
+        assert more.prompt_logprobs.first_position == first_position + rows.num_rows
+        prompt_logprobs = PromptLogprobs(first_position, rows.joined(more.prompt_logprobs.rows))
+    return msgspec.structs.replace(
+        more,
+        first_index=0,
+        token_ids=known.token_ids + more.token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
 class InlineEngine:
     """Runs requests to their ends."""
 
@@ -98,28 +119,23 @@ class InlineEngine:
         self.num_requests = 0
 
     def run(self, commands: Sequence[AddRequest], observe: Callable[[], object] = lambda: None) -> list[RequestOutput]:
-        """Run all requests at once; return the end of each, with all of its tokens, in the order of `commands`.
+        """Run all requests at once; return all of each in one output, in the order of `commands`.
 
         `observe` is called after each step.
         """
         for command in commands:
             self.core.add(OWNER, command)
-        outputs: dict[str, list[int]] = {command.request_id: [] for command in commands}
-        ends: dict[str, RequestOutput] = {}
-        while len(ends) < len(commands):
+        outputs = {command.request_id: RequestOutput(command.request_id, 0, []) for command in commands}
+        while any(output.finish_reason is None for output in outputs.values()):
             self.core.step()
             observe()
             self.core.update(self.executor.receive())
             for output in self.core.take_outputs().get(OWNER, []):
-                assert output.first_index == len(outputs[output.request_id])
-                outputs[output.request_id] += output.token_ids
-                if output.finish_reason is not None:
-                    token_ids = outputs[output.request_id]
-                    ends[output.request_id] = msgspec.structs.replace(output, first_index=0, token_ids=token_ids)
+                outputs[output.request_id] = joined(outputs[output.request_id], output)
         while self.executor.pending:
             self.core.update(self.executor.receive())
         self.core.check_idle()
-        return [ends[command.request_id] for command in commands]
+        return list(outputs.values())
 
     def generate(
         self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]

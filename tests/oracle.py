@@ -2,18 +2,21 @@
 
 Each KV slot holds a 64-bit hash of (token, position, the slot before it, read through the block table). The next token
 is a hash over all slots of the request, gathered through the block table as attention does. So one wrong block, stale
-slot, lost token or wrong num_computed_tokens changes everything that follows. `OracleModel` executes SchedulerOutputs
-as a worker does; `expected_output` says what must come out, from the prompt and the sampling params alone.
+slot, lost token or wrong num_computed_tokens changes everything that follows; so do logprobs, which are made of the
+same hashes. `OracleModel` executes SchedulerOutputs as a worker does; `expected_output` says what must come out, from
+the prompt and the sampling params alone.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
 from octavo.protocol.engine_messages import FinishReason
+from octavo.protocol.logprobs import NO_ENTRY, PromptLogprobs, TokenLogprobs
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import (
     NO_TOKEN,
@@ -85,6 +88,32 @@ def choose_candidates(
         likely[token_id] = logprob
     allowed = {token_id: logprob for token_id, logprob in likely.items() if token_id not in masked}
     return Candidates(list(allowed), list(allowed.values()))
+
+
+def logprobs_row(context_hash: int, token_id: int, num_listed: int, vocab_size: int) -> tuple[list[int], list[float]]:
+    """A row of `TokenLogprobs`: a token's own entry and those of the likeliest, which the context chooses."""
+    likely: dict[int, float] = {}
+    draw = context_hash
+    for _ in range(min(num_listed, vocab_size)):
+        draw = _hash64(_pack_slot(draw, num_listed, vocab_size))
+        listed_id = draw % vocab_size
+        while listed_id in likely:
+            listed_id = (listed_id + 1) % vocab_size
+        likely[listed_id] = token_logprob(context_hash, listed_id)
+    listed = sorted(likely, key=lambda listed_id: (-likely[listed_id], listed_id))
+    num_missing = num_listed - len(listed)
+    token_ids = [token_id, *listed, *[NO_ENTRY] * num_missing]
+    return token_ids, [token_logprob(context_hash, token_id), *map(likely.get, listed), *[-math.inf] * num_missing]
+
+
+def token_logprob(context_hash: int, token_id: int) -> float:
+    return -(_hash64(_pack_slot(context_hash, token_id, 0)) % 2**20) / 2**16
+
+
+def pack_rows(rows: Sequence[tuple[list[int], list[float]]], num_listed: int) -> TokenLogprobs:
+    token_ids = [token_id for ids, _ in rows for token_id in ids]
+    logprobs = [logprob for _, values in rows for logprob in values]
+    return TokenLogprobs(num_listed, array("i", token_ids).tobytes(), array("f", logprobs).tobytes())
 
 
 def expected_output(
@@ -174,9 +203,14 @@ class OracleModel:
     def _run(self, step_id: int, batch: dict[str, int], corrupt_block_ids: list[int]) -> ModelRunnerOutput:
         sampled_token_ids: list[int] = []
         candidates: dict[str, Candidates] = {}
+        logprobs: dict[str, TokenLogprobs] = {}
+        prompt_logprobs: dict[str, PromptLogprobs] = {}
         for request_id, num_tokens in batch.items():
             row = self._row(request_id)
             self._compute(row, num_tokens)
+            found = self._prompt_logprobs(row, num_tokens)
+            if found is not None:
+                prompt_logprobs[request_id] = found
             if row.num_computed_tokens < len(row.token_ids):
                 continue
             if row.sampling_params.num_candidates:
@@ -184,7 +218,11 @@ class OracleModel:
                 sampled_token_ids.append(NO_TOKEN)
             else:
                 sampled_token_ids.append(self._sample(row))
-        return ModelRunnerOutput(step_id, sampled_token_ids, {}, candidates, corrupt_block_ids)
+                if row.sampling_params.num_logprobs >= 0:
+                    logprobs[request_id] = self._logprobs(row)
+        return ModelRunnerOutput(
+            step_id, sampled_token_ids, {}, candidates, corrupt_block_ids, logprobs, prompt_logprobs
+        )
 
     def _row(self, request_id: str) -> Row:
         if request_id not in self.rows:
@@ -248,10 +286,10 @@ class OracleModel:
             self.slots[self._slot(row, position)] = slot_value(row.token_ids[position], position, previous)
         row.num_computed_tokens = end
 
-    def _context_hash(self, row: Row) -> int:
-        """Gather the slots of all computed tokens, as attention does."""
+    def _context_hash(self, row: Row, num_tokens: int | None = None) -> int:
+        """Gather the slots of all computed tokens, or of the first `num_tokens`, as attention does."""
         context = blake2b(digest_size=8)
-        num_left = row.num_computed_tokens
+        num_left = row.num_computed_tokens if num_tokens is None else num_tokens
         for block_id in row.block_table[: -(-num_left // self.block_size)]:
             start = block_id * self.block_size
             context.update(self.slots[start : start + min(self.block_size, num_left)].tobytes())
@@ -272,3 +310,22 @@ class OracleModel:
         return choose_candidates(
             self._context_hash(row), row.sampling_params, output_index, self.vocab_size, self.eos_token_ids
         )
+
+    def _logprobs(self, row: Row) -> TokenLogprobs:
+        """What there is to say of the token that was sampled just now."""
+        num_listed = row.sampling_params.num_logprobs
+        found = logprobs_row(self._context_hash(row), row.token_ids[-1], num_listed, self.vocab_size)
+        return pack_rows([found], num_listed)
+
+    def _prompt_logprobs(self, row: Row, num_tokens: int) -> PromptLogprobs | None:
+        """What the last `num_tokens` computed tokens say of the prompt tokens behind them."""
+        num_listed = row.sampling_params.num_prompt_logprobs
+        end = row.num_computed_tokens
+        positions = range(end - num_tokens + 1, min(end + 1, row.num_prompt_tokens))
+        if num_listed < 0 or not positions:
+            return None
+        rows = [
+            logprobs_row(self._context_hash(row, position), row.token_ids[position], num_listed, self.vocab_size)
+            for position in positions
+        ]
+        return PromptLogprobs(positions[0], pack_rows(rows, num_listed))

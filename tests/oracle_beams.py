@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
-from oracle import START, choose_candidates, slot_value
+from oracle import choose_candidates
+from oracle_logprobs import context_hashes
 
 from octavo.protocol.engine_messages import BeamSearchParams, EarlyStopping
 from octavo.protocol.sampling_params import SamplingParams
-
-
-def context_hash(token_ids: Sequence[int]) -> int:
-    context, value = blake2b(digest_size=8), START
-    for position, token_id in enumerate(token_ids):
-        value = slot_value(token_id, position, value)
-        context.update(value.to_bytes(8, "little"))
-    return int.from_bytes(context.digest(), "little")
 
 
 def expected_beams(
@@ -36,7 +28,8 @@ def expected_beams(
     for length in range(1, max_length + 1):
         everything = []
         for output, total in running:
-            found = choose_candidates(context_hash([*prompt, *output]), params, length - 1, vocab_size, eos_token_ids)
+            *_, context_hash = context_hashes([*prompt, *output])
+            found = choose_candidates(context_hash, params, length - 1, vocab_size, eos_token_ids)
             everything += [([*output, t], total + p) for t, p in zip(found.token_ids, found.logprobs, strict=True)]
         everything.sort(key=lambda beam: -beam[1])
         best = everything[: params.num_candidates]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from oracle import OracleModel, expected_output
 from oracle_beams import expected_beams
+from scheduler_harness_log import RequestLog
 
 from octavo.engine_core.request import Request, RequestStatus
 from octavo.engine_core.scheduler import Scheduler
@@ -25,7 +26,7 @@ from octavo.protocol.config import (
     SchedulingPolicy,
     WeightsFormat,
 )
-from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason, RequestOutput
+from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput, WorkerReady
 
@@ -118,34 +119,6 @@ def expected(config: EngineConfig, command: AddRequest) -> tuple[list[int], Fini
         model.eos_token_ids,
         model.max_model_len,
     )
-
-
-class RequestLog:
-    """What an API server keeps of a request: the command, the output so far, how it ended."""
-
-    def __init__(self, command: AddRequest) -> None:
-        self.command = command
-        self.output_token_ids: list[int] = list(command.output_token_ids)
-        self.finish_reason: FinishReason | None = None
-        self.error: ErrorCode | None = None
-        self.error_message = ""
-        self.is_aborted = False
-        self.beams: list[tuple[list[int], float]] = []
-        self.num_cached_tokens: int | None = None
-
-    def apply(self, output: RequestOutput) -> None:
-        assert self.finish_reason is None, "output after the end"
-        assert not self.is_aborted, "output after an abort"
-        assert output.first_index == len(self.output_token_ids), "a token was lost or came twice"
-        self.output_token_ids += output.token_ids
-        self.finish_reason = output.finish_reason
-        self.error = output.error
-        self.error_message = output.error_message
-        self.beams = [(beam.token_ids, beam.score) for beam in output.beams]
-        if self.num_cached_tokens is None:
-            self.num_cached_tokens = output.num_cached_tokens
-        if output.finish_reason is FinishReason.STOP and not output.beams:
-            assert output.stop_token_id == self.output_token_ids[-1]
 
 
 class SchedulerHarness:
@@ -279,6 +252,7 @@ class SchedulerHarness:
                 assert log.beams == expected_search(self.config, log.command)
             else:
                 assert (log.output_token_ids, log.finish_reason) == expected(self.config, log.command)
+                log.check_logprobs(self.config.model.vocab_size)
 
     # Invariants
 

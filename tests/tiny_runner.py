@@ -8,7 +8,8 @@ import tiny_llama
 import torch
 from step_driver import poisoned_runner
 
-from octavo.protocol.worker_messages import SchedulerOutput
+from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.worker_messages import ModelRunnerOutput, NewRequest, SchedulerOutput
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
@@ -53,6 +54,24 @@ def step_of(step_id: int = 0, **changes) -> SchedulerOutput:
         "num_scheduled_tokens": {},
     }
     return SchedulerOutput(step_id, **{**nothing, **changes})
+
+
+def launch_ahead(
+    runner: ModelRunner, num_steps: int, **requests: tuple[list[int], SamplingParams]
+) -> list[ModelRunnerOutput]:
+    """The results of steps that are each launched before that of the one before is read; prompts are in the first."""
+    num_blocks = -(-(max(len(prompt) for prompt, _ in requests.values()) + num_steps) // runner.block_size)
+    new = [
+        NewRequest(name, prompt, [], params, list(range(index * num_blocks, (index + 1) * num_blocks)), 0)
+        for index, (name, (prompt, params)) in enumerate(requests.items())
+    ]
+    num_tokens = {name: len(prompt) for name, (prompt, _) in requests.items()}
+    pending = [runner.launch(step_of(0, new_requests=new, num_scheduled_tokens=num_tokens))]
+    results = []
+    for index in range(1, num_steps):
+        pending.append(runner.launch(step_of(index, num_scheduled_tokens=dict.fromkeys(requests, 1))))
+        results.append(pending.pop(0).result())
+    return [*results, pending.pop().result()]
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 Every token of the budget is computed, each chunk at the end of the longest context, and as many rows as there may be
 requests are sampled with every option in use. Values do not matter, so the cache holds zeros and all block tables name
-block 0. One layer is run: the next ones would take the same memory again, and seconds at long contexts.
+block 0. One layer is run: the next ones would take the same memory again, and seconds at long contexts. What requests
+keep on the device, such as the counts of their tokens, is part of it, as if it came anew with each step.
 
 The speed is that of a second run, in half the context, as the tokens of a long prompt have it on average. Where the
 first run takes so long that another one would be felt at the start, it is that of the first run; but not on a GPU,
@@ -23,25 +24,45 @@ import math
 import time
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
 from octavo.kernels.ops.attention import plan_attention
 from octavo.protocol.config import EngineConfig
+from octavo.protocol.logprobs import MAX_NUM_LOGPROBS
 from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.worker_messages import NewRequest
 from octavo.worker.device import Device, explain_out_of_memory
 from octavo.worker.distributed import TensorParallelGroup
 from octavo.worker.graph import graph_sizes
 from octavo.worker.kv_cache import LOWER_STEP_SIZE, block_num_bytes, kv_cache_shape
 from octavo.worker.layers.attention import AttentionMetadata
+from octavo.worker.logits_edits import LogitsEdits
 from octavo.worker.models.llama import LlamaForCausalLM
-from octavo.worker.sampler import Sampler, SamplingBatch, SamplingRows
-from octavo.worker.sampling_table import SamplingTable
+from octavo.worker.prompt_logprobs import HIDDEN_ROWS, NEXT_TOKENS, ROWS_AT_A_TIME, find_logprobs
+from octavo.worker.request_states import RequestStates
+from octavo.worker.sampler import Sampler, SamplingRows
+from octavo.worker.step_inputs import REPORTING
+from octavo.worker.token_draw import draw_tokens
 
 MAX_SECOND_RUN_S = 0.3
 GRAPH_NUM_BYTES = 8 * 2**20  # what the driver keeps of one graph of a model with some ten layers to a hundred
 NUM_FEW_TOKENS = 16
-ALL_OPTIONS = SamplingParams(max_tokens=2, min_tokens=1, temperature=0.5, top_k=50, top_p=0.5, min_p=0.01)
+ALL_OPTIONS = SamplingParams(
+    max_tokens=2,
+    min_tokens=1,
+    temperature=0.5,
+    top_k=50,
+    top_p=0.5,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    bad_words=((0,),),
+    num_logprobs=MAX_NUM_LOGPROBS,
+)
 
 
 class LargestStep(NamedTuple):
@@ -100,10 +121,32 @@ def mixed_inputs(config: EngineConfig) -> tuple[torch.Tensor, AttentionMetadata]
     return torch.zeros(1 + num_few, dtype=torch.int64), metadata
 
 
-def _rows_with_all_options(num_rows: int) -> SamplingRows:
-    table = SamplingTable(1)
-    table.assign(0, ALL_OPTIONS)
-    return SamplingRows(table, np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64))
+class _AllOptions:
+    """Chooses tokens for as many rows as there may be requests, all of which ask for all that can be asked for."""
+
+    def __init__(self, sampler: Sampler, config: EngineConfig, device: Device) -> None:
+        """Take what stays on the device: counts and masks of all rows."""
+        self.sampler, self.device = sampler, device
+        num_rows = self.num_rows = config.scheduler.max_num_seqs
+        self.states = RequestStates(num_rows, 1, 1, num_rows * (config.scheduler.max_steps_in_flight - 1))
+        self.edits = LogitsEdits(self.states, sampler, device)
+        every_token = msgspec.structs.replace(ALL_OPTIONS, allowed_token_ids=tuple(range(sampler.vocab_size)))
+        for index in range(num_rows):  # one with a mask, because masks of all rows take the same memory
+            params = ALL_OPTIONS if index else every_token
+            self.edits.assign(self.states.assign(NewRequest(f"{index}", [0], [], params, [], 0)))
+
+    def draw(self, logits: torch.Tensor) -> None:
+        """Draw a token for each row of `logits`, fp32 [num_rows, vocab_size]."""
+        rows = np.arange(self.num_rows)
+        sampled = SamplingRows(self.states.sampling, rows, np.zeros_like(rows))
+        arrays = self.sampler.prepare(sampled)._asdict() | self.edits.prepare(sampled)._asdict() | {REPORTING: rows}
+        tensors = {
+            name: torch.from_numpy(array).to(self.device.torch_device)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        last_token_ids = torch.zeros(self.states.num_rows, dtype=torch.int64, device=self.device.torch_device)
+        draw_tokens(logits, tensors, MAX_NUM_LOGPROBS, last_token_ids, self.sampler, self.edits)
 
 
 class _LayerRun:
@@ -137,9 +180,10 @@ class _LayerRun:
         return tensor.to(self.device.torch_device)
 
 
-def _sampling_batch(sampler: Sampler, num_rows: int, device: torch.device) -> SamplingBatch:
-    options = sampler.prepare(_rows_with_all_options(num_rows))
-    return SamplingBatch(*(None if option is None else torch.from_numpy(option).to(device) for option in options))
+def _find_prompt_logprobs(model: LlamaForCausalLM, hidden: torch.Tensor) -> None:
+    """`hidden` [T, hidden_size] of a prompt; as many rows as ever go through the head together."""
+    rows = torch.zeros(ROWS_AT_A_TIME, dtype=torch.int64, device=hidden.device)
+    find_logprobs(model.compute_logits, hidden, {HIDDEN_ROWS: rows, NEXT_TOKENS: rows}, MAX_NUM_LOGPROBS)
 
 
 @torch.inference_mode()
@@ -151,9 +195,12 @@ def measure_largest_step(
     max_num_seqs = config.scheduler.max_num_seqs
 
     def run() -> None:
-        logits = model.compute_logits(layer.step(positions, metadata)[:1].repeat(max_num_seqs, 1))
+        hidden = layer.step(positions, metadata)
+        logits = model.compute_logits(hidden[:1].repeat(max_num_seqs, 1))
         if logits is not None:
-            sampler.sample(logits, _sampling_batch(sampler, max_num_seqs, device.torch_device))
+            _AllOptions(sampler, config, device).draw(logits)
+        del logits
+        _find_prompt_logprobs(model, hidden)
 
     with explain_out_of_memory("the largest step", None, LOWER_STEP_SIZE):
         layer = _LayerRun(model, config, kv_dtype, device)

@@ -4,7 +4,7 @@
 may be launched: each row's last token stays on the device, in `last_token_ids`, and the next step takes it from there.
 Invariant: nothing in `launch` waits for the device, so that a step is there before the device is done with the one
 before; a device that does everything at once just returns later from it. With checksums of swapped blocks, a debugging
-aid, it does wait. Only rows that will be sampled pass through the output head.
+aid, it does wait. Only rows that will be sampled, and those whose prompt logprobs are asked for, pass through the head.
 
 Of a captured graph there is the forward pass alone: it has most of the operations and needs no options, while what
 follows it depends on who asks for what, and is given to the device while that is still busy with the forward pass.
@@ -33,7 +33,10 @@ from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.distributed_checksum import with_checksum
 from octavo.worker.graph import NO_GRAPHS, StepGraphs, capture_graphs, graph_sizes
 from octavo.worker.input_batch import InputBatch, make_input_batch
+from octavo.worker.logits_edits import LogitsEdits
+from octavo.worker.logprobs import RowLogprobs
 from octavo.worker.models.llama import LlamaForCausalLM
+from octavo.worker.prompt_logprobs import find_logprobs, find_prompt_tokens
 from octavo.worker.recorded_steps import RecordedSteps, StepSizes, record_steps
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
@@ -46,10 +49,10 @@ from octavo.worker.step_inputs import (
     make_choices,
     plan_num_bytes,
     resolve_token_ids,
-    sampling_batch,
     step_num_bytes,
 )
 from octavo.worker.step_result import ChosenTokens, Downloads, PendingStep
+from octavo.worker.token_draw import draw_tokens
 
 Tensors = dict[str, torch.Tensor]
 
@@ -82,6 +85,7 @@ class ModelRunner:
         self.group = group
         plan_bytes = plan_num_bytes(self.plan_capacity(states.num_requests))
         self.uploader = device.make_uploader(step_num_bytes(states, max_num_batched_tokens) + plan_bytes)
+        self.edits = LogitsEdits(states, sampler, device) if group.rank == 0 else None
         self.last_token_ids = torch.zeros(states.num_rows, dtype=torch.int64, device=device.torch_device)
         self.graphs: StepGraphs | RecordedSteps = NO_GRAPHS
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -132,7 +136,8 @@ class ModelRunner:
         batch = make_input_batch(self.states, step.num_scheduled_tokens, self.block_size)
         chosen = None if batch is None else self._compute(batch, checksum)
         self.states.begin_step()
-        return PendingStep(step.step_id, self.states, self.group, corrupt_block_ids, chosen, self.device.record())
+        done = self.device.record()
+        return PendingStep(step.step_id, self.states, self.edits, self.group, corrupt_block_ids, chosen, done)
 
     def _apply(self, step: SchedulerOutput) -> list[int]:
         """Apply the changes in the order of the fields; return the corrupt blocks."""
@@ -140,7 +145,9 @@ class ModelRunner:
             self.states.drop(request_id)
         corrupt_block_ids = self._corrupt_on_any_rank(step.copies, self.copier.apply(step.copies))
         for request in step.new_requests:
-            self.states.assign(request)
+            row = self.states.assign(request)
+            if self.edits is not None:
+                self.edits.assign(row)
         for cached in step.cached_requests:
             self.states.grow(cached)
         self.states.update_steady(step.steady_left, step.steady_joined)
@@ -160,10 +167,14 @@ class ModelRunner:
     def _compute(self, batch: InputBatch, checksum: int) -> ChosenTokens:
         """Run the model and choose tokens."""
         choices = make_choices(self.states, batch)
+        prompt_tokens = find_prompt_tokens(self.states, batch)
         plan = plan_attention(batch.num_scheduled_tokens.astype(np.int32), batch.seq_lens, self.model.heads)
         graph = self.graphs.find(batch, plan)
         arrays = forward_arrays(batch, plan) if graph is None else graph.arrays(batch, plan)
-        tensors = self.uploader.upload(arrays | choice_arrays(self.states, self.sampler, choices))
+        arrays |= choice_arrays(self.states, self.sampler, self.edits, choices)
+        if prompt_tokens is not None:
+            arrays |= prompt_tokens.arrays()
+        tensors = self.uploader.upload(arrays)
         self.copier.let_writes_follow_copies(batch.slot_mapping // self.block_size)
         if graph is None:
             hidden = self.forward(tensors, plan, has_unknown_tokens=bool(batch.token_ids.min() < 0))
@@ -171,8 +182,11 @@ class ModelRunner:
             hidden = graph.run(tensors)
         self.states.num_computed_tokens[batch.rows] += batch.num_scheduled_tokens
         downloads = self._choose(hidden, choices, tensors, checksum)
+        if prompt_tokens is not None:
+            found = find_logprobs(self.model.compute_logits, hidden, tensors, prompt_tokens.num_listed)
+            downloads = downloads._replace(prompt_logprobs=self._download_logprobs(found))
         positions = self.states.expect_tokens(choices.rows[choices.drawn])
-        return ChosenTokens(choices, positions, downloads, checksum)
+        return ChosenTokens(choices, positions, prompt_tokens, downloads, checksum)
 
     def _choose(self, hidden: torch.Tensor, choices: Choices, tensors: Tensors, checksum: int) -> Downloads:
         """Draw tokens and list candidates on the device, and have them brought to the host."""
@@ -183,15 +197,30 @@ class ModelRunner:
             num = int(self.states.sampling.num_candidates[choices.rows[choices.listed]].max())
             lists = likeliest_tokens(logits[num_drawn:], num, tensors.get(MASKED_CANDIDATES))
             candidates = (self.device.download(lists[0]), self.device.download(lists[1]))
-        token_ids = self._draw(logits, num_drawn, tensors)
+        token_ids, logprobs = self._draw(logits, choices, tensors)
         if self.group.size > 1:
             token_ids = self.group.broadcast(with_checksum(token_ids, checksum))
         if num_drawn:
             self.last_token_ids.index_copy_(0, tensors["drawn_rows"], token_ids[:num_drawn].clamp(min=0))
-        return Downloads(self.device.download(token_ids), candidates)
+        return Downloads(self.device.download(token_ids), candidates, logprobs)
 
-    def _draw(self, logits: torch.Tensor | None, num_drawn: int, tensors: Tensors) -> torch.Tensor:
-        """Return int64 [D] on the device; what rank 0 will say is not known on the others, which have no logits."""
-        if logits is None or not num_drawn:
-            return self.last_token_ids.new_empty(num_drawn)
-        return self.sampler.sample(logits[:num_drawn], sampling_batch(tensors))
+    def _draw(
+        self, logits: torch.Tensor | None, choices: Choices, tensors: Tensors
+    ) -> tuple[torch.Tensor, RowLogprobs | None]:
+        """Return int64 [D] on the device, and the logprobs that are asked for, on their way to the host.
+
+        What rank 0 will say is not known on the others, which have no logits.
+        """
+        num_drawn = len(choices.drawn)
+        if logits is None or self.edits is None or not num_drawn:
+            return self.last_token_ids.new_empty(num_drawn), None
+        num_listed = 0
+        if len(choices.reporting):
+            num_listed = int(self.states.sampling.num_logprobs[choices.rows[choices.drawn]].max())
+        drawn = draw_tokens(logits[:num_drawn], tensors, num_listed, self.last_token_ids, self.sampler, self.edits)
+        return drawn[0], self._download_logprobs(drawn[1])
+
+    def _download_logprobs(self, found: RowLogprobs | None) -> RowLogprobs | None:
+        if found is None:
+            return None
+        return RowLogprobs(*(None if part is None else self.device.download(part) for part in found))

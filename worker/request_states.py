@@ -78,8 +78,8 @@ class RequestStates:
             self.is_steady[row] = False
             (self.left_rows[-1] if self.left_rows else self.free_rows).append(row)
 
-    def assign(self, request: NewRequest) -> None:
-        """Give a request a row with all of its state; a row that it may still have is replaced."""
+    def assign(self, request: NewRequest) -> int:
+        """Give a request a row with all of its state, and return it; a row that it may still have is replaced."""
         self.drop(request.request_id)
         row = self.free_rows.pop()
         self.rows[request.request_id] = row
@@ -91,6 +91,7 @@ class RequestStates:
         self.has_failed[row] = False
         self.sampling.assign(row, request.sampling_params)
         self._extend(row, request.block_ids, request.prompt_token_ids + request.output_token_ids)
+        return row
 
     def grow(self, request: CachedRequest) -> None:
         """Append what a request got; ValueError for a token that it did not leave to the engine core."""

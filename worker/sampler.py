@@ -47,7 +47,6 @@ class SamplingBatch(NamedTuple):
         temperatures: fp32 [num_rows].
         top_ks: int64, top_ps: float64, min_ps: fp32 [num_rows], as `sample_tokens` takes them.
         seeds, choice_indices, output_positions: int64 [num_rows], what the random numbers are made of.
-        masked: int64 [2, num_masked], rows and token ids that must not be drawn.
     """
 
     temperatures: Array
@@ -57,7 +56,6 @@ class SamplingBatch(NamedTuple):
     seeds: Array | None
     choice_indices: Array | None
     output_positions: Array | None
-    masked: Array | None
 
 
 def uniforms_of(batch: SamplingBatch) -> torch.Tensor:
@@ -90,25 +88,25 @@ class Sampler:
             seeds=table.seeds[rows] if is_random else None,
             choice_indices=table.choice_indices[rows] if is_random else None,
             output_positions=sampled.output_positions if is_random else None,
-            masked=self.masked_tokens(sampled),
         )
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """Draw a token per row of `logits`, fp32 [num_rows, vocab_size]; masked tokens are overwritten in it.
+        """Draw a token per row of `logits`, fp32 [num_rows, vocab_size].
 
         `batch` holds tensors on the device of `logits`. Does not wait for the device.
 
         Returns:
-            int64 [num_rows]; INVALID_TOKEN_ID where the row had a NaN or +inf, or no token was left.
+            int64 [num_rows]; INVALID_TOKEN_ID where the row has a NaN or +inf, or nothing but -inf.
         """
-        if batch.masked is not None:
-            masked_rows, masked_token_ids = batch.masked
-            logits[masked_rows, masked_token_ids] -= torch.inf  # a NaN stays one, and is reported
         uniforms = uniforms_of(batch)
         return sample_tokens(logits, batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps, uniforms)
 
-    def masked_tokens(self, sampled: SamplingRows) -> np.ndarray | None:
-        """List the tokens that would end a request before its min_tokens; ids beyond the vocabulary cannot occur.
+    def ends_of(self, table: SamplingTable, row: int) -> frozenset[int]:
+        """Return what may end the request of `row`; ids beyond the vocabulary may be among it, but cannot occur."""
+        return self.eos_token_ids.union(table.stop_token_ids[row])
+
+    def masked_candidates(self, sampled: SamplingRows) -> np.ndarray | None:
+        """List the tokens that would end a request before its min_tokens, for rows that list candidates.
 
         Returns:
             int64 [2, num_masked], rows and token ids; None when there are none.
@@ -117,7 +115,7 @@ class Sampler:
         pairs = [
             (index, token_id)
             for index in np.flatnonzero(sampled.output_positions < table.min_tokens[rows]).tolist()
-            for token_id in self.eos_token_ids.union(table.stop_token_ids[rows[index]])
+            for token_id in self.ends_of(table, rows[index])
             if token_id < self.vocab_size
         ]
         return np.ascontiguousarray(np.array(pairs, np.int64).T) if pairs else None

@@ -19,10 +19,12 @@ import torch
 from octavo.kernels.ops.attention import AttentionPlan, PlanCapacity
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.layers.attention import AttentionMetadata
+from octavo.worker.logits_edits import EditBatch, LogitsEdits
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler, SamplingBatch, SamplingRows
 
 MASKED_CANDIDATES = "masked_candidates"
+REPORTING = "reporting"
 SPARE_BYTES = 2**20
 
 
@@ -32,6 +34,7 @@ class Choices(NamedTuple):
     Attributes:
         rows: int64 [S], in batch order.
         drawn, listed: int64 [D], [L], indices among the S.
+        reporting: int64 [P], indices among the D, of those that report logprobs.
         tokens: int64 [S], the last token of each among the step's: first of those drawn, then of those listed.
         output_positions: int64 [S], in batch order: the index of the token in its request's output.
     """
@@ -39,6 +42,7 @@ class Choices(NamedTuple):
     rows: np.ndarray
     drawn: np.ndarray
     listed: np.ndarray
+    reporting: np.ndarray
     tokens: np.ndarray
     output_positions: np.ndarray
 
@@ -53,6 +57,7 @@ def make_choices(states: RequestStates, batch: InputBatch) -> Choices:
         rows=rows,
         drawn=drawn,
         listed=listed,
+        reporting=np.flatnonzero(states.sampling.num_logprobs[rows[drawn]] >= 0),
         tokens=np.concatenate((tokens[drawn], tokens[listed])) if len(listed) else tokens,
         output_positions=states.num_tokens[rows] - states.num_prompt_tokens[rows],
     )
@@ -72,16 +77,25 @@ def forward_arrays(batch: InputBatch, plan: AttentionPlan | None) -> dict[str, n
     return arrays | {"block_tables": batch.block_tables}
 
 
-def choice_arrays(states: RequestStates, sampler: Sampler, choices: Choices) -> dict[str, np.ndarray]:
-    """Return what sampling needs."""
+def choice_arrays(
+    states: RequestStates, sampler: Sampler, edits: LogitsEdits | None, choices: Choices
+) -> dict[str, np.ndarray]:
+    """Return what sampling needs; `edits` is None on the ranks that get no logits."""
     arrays = {"chosen_tokens": choices.tokens, "drawn_rows": choices.rows[choices.drawn]}
     if len(choices.drawn):
-        options = sampler.prepare(_sampling_rows(states, choices, choices.drawn))
-        arrays |= {name: option for name, option in options._asdict().items() if option is not None}
+        sampled = _sampling_rows(states, choices, choices.drawn)
+        arrays |= _present(sampler.prepare(sampled))
+        arrays |= {} if edits is None else _present(edits.prepare(sampled))
     if len(choices.listed):
-        masked = sampler.masked_tokens(_sampling_rows(states, choices, choices.listed))
+        masked = sampler.masked_candidates(_sampling_rows(states, choices, choices.listed))
         arrays |= {} if masked is None else {MASKED_CANDIDATES: masked}
+    if len(choices.reporting):
+        arrays[REPORTING] = choices.reporting
     return arrays
+
+
+def _present(batch: SamplingBatch | EditBatch) -> dict[str, np.ndarray]:
+    return {name: array for name, array in batch._asdict().items() if array is not None}
 
 
 def _sampling_rows(states: RequestStates, choices: Choices, indices: np.ndarray) -> SamplingRows:
@@ -126,9 +140,9 @@ def plan_num_bytes(capacity: PlanCapacity) -> int:
 def step_num_bytes(states: RequestStates, max_num_batched_tokens: int) -> int:
     """Return the bytes of the arrays of a step of so many tokens with every request that there may be, but its plan.
 
-    What is not counted goes by itself when it does not fit: the tokens that `min_tokens` forbids.
+    What is not counted goes by itself when it does not fit: what requests do to their logits, and logprobs of prompts.
     """
     num_requests = states.num_requests
     token_bytes = 3 * 8 * max(max_num_batched_tokens, num_requests)
-    request_bytes = num_requests * (12 * 8 + 4 * states.block_tables.shape[1])
+    request_bytes = num_requests * (15 * 8 + 4 * states.block_tables.shape[1])
     return token_bytes + request_bytes + SPARE_BYTES

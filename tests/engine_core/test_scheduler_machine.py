@@ -8,7 +8,7 @@ from scheduler_harness import SchedulerHarness, make_config
 
 from octavo.protocol.config import AdmissionPolicy, PreemptionMode, SchedulingPolicy
 from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, EarlyStopping
-from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.sampling_params import NO_LOGPROBS, SamplingParams
 
 
 @st.composite
@@ -47,6 +47,8 @@ def sampling_params(draw):
         choice_index=draw(st.integers(0, 1)),
         stop_token_ids=tuple(draw(st.lists(st.integers(0, 10), max_size=2))),
         ignore_eos=draw(st.booleans()),
+        num_logprobs=draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, 0, 3])),
+        num_prompt_logprobs=draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, 0, 2])),
     )
 
 
@@ -102,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def search(self, prompt, params, num_beams, length_penalty, early_stopping):
         beam_search = BeamSearchParams(num_beams, max(1, num_beams - 1), length_penalty, early_stopping)
+        params = msgspec.structs.replace(params, num_logprobs=NO_LOGPROBS, num_prompt_logprobs=NO_LOGPROBS)
         self.harness.add(AddRequest(self.next_id(), prompt, params, 1.0, beam_search=beam_search))
 
     def next_id(self):

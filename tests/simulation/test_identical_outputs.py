@@ -1,4 +1,4 @@
-"""Whatever the block size, chunk, budget, memory and overlap: the same requests get the same tokens."""
+"""Whatever the block size, chunk, budget, memory and overlap: the same requests get the same tokens and logprobs."""
 
 import itertools
 import random
@@ -8,7 +8,7 @@ from scheduler_harness import SchedulerHarness, make_config
 
 from octavo.protocol.config import PreemptionMode
 from octavo.protocol.engine_messages import AddRequest
-from octavo.protocol.sampling_params import SamplingParams
+from octavo.protocol.sampling_params import NO_LOGPROBS, SamplingParams
 
 
 def workload(num_requests, seed=7, max_prompt_tokens=40, max_output_tokens=30):
@@ -27,6 +27,8 @@ def workload(num_requests, seed=7, max_prompt_tokens=40, max_output_tokens=30):
                 seed=numbers.randrange(2**63),
                 choice_index=numbers.randrange(2),
                 ignore_eos=numbers.random() < 0.3,
+                num_logprobs=numbers.choice([NO_LOGPROBS, 0, 2]),
+                num_prompt_logprobs=numbers.choice([NO_LOGPROBS, NO_LOGPROBS, 0, 1]),
             ),
             float(index // 3),
         )

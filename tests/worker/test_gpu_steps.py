@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import logprob_checks
 import msgspec
 import pytest
 import tiny_llama
@@ -16,13 +17,20 @@ from tiny_runner import NUM_OUTPUT, PROMPTS, prompt_of, step_of
 
 from octavo.kernels import registry
 from octavo.protocol.config import CacheConfig, ParallelConfig, PreemptionMode, SchedulerConfig
-from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, ErrorCode
+from octavo.protocol.engine_messages import AddRequest, BeamSearchParams, ErrorCode, RequestOutput
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import NO_TOKEN, NewRequest
 from octavo.worker.graph import StepGraph
 from octavo.worker.model_runner import ModelRunner
 
 BLOCK_SIZE = 4
+EDITS = (
+    {},
+    {"repetition_penalty": 1.6, "presence_penalty": 0.5, "num_logprobs": 2},
+    {"frequency_penalty": 1.5, "allowed_token_ids": tuple(range(70, 100)), "num_prompt_logprobs": 1},
+    {"allowed_token_ids": (81, 82), "bad_words": ((81, 81), (82, 82, 82), (82, 81, 82)), "num_logprobs": 0},
+    {"logit_bias": ((90, 3.0), (91, -2.0)), "bad_words": ((90, 90),), "num_prompt_logprobs": 0},
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +57,16 @@ def config_of(directory, num_blocks=60, num_host_blocks=60, steps_in_flight=2, e
 
 
 def watched(runner: ModelRunner, gpu: FakeGpu) -> ModelRunner:
-    """Have every launch fail that waits, or that copies more than once to the device."""
+    """Have every launch fail that waits, or that copies more than its step and what new rows keep on the device."""
     launch = runner.launch
 
-    def launch_without_waiting(*args):
+    def launch_without_waiting(step, *args):
         num_copies = gpu.num_copies_to_device
         with gpu.no_waiting():
-            pending = launch(*args)
-        assert gpu.num_copies_to_device - num_copies <= 1
+            pending = launch(step, *args)
+        asked = [new.sampling_params for new in step.new_requests]
+        num_kept = sum(params.has_penalties + bool(params.allowed_token_ids) for params in asked)
+        assert gpu.num_copies_to_device - num_copies <= 1 + num_kept
         return pending
 
     runner.launch = launch_without_waiting
@@ -78,7 +88,7 @@ def runner_on(gpu: FakeGpu, directory, **options) -> ModelRunner:
 
 
 def random_requests(seed: int) -> list[AddRequest]:
-    """Greedy and random ones, some with a common beginning, forks, and a search."""
+    """Greedy and random ones, some with a common beginning, some that edit logits, forks, and a search."""
     rng = random.Random(seed)
     beginning = prompt_of(21, seed)
     commands = []
@@ -92,6 +102,7 @@ def random_requests(seed: int) -> list[AddRequest]:
                 {"temperature": 1.2, "min_p": 0.05, "min_tokens": 4, "stop_token_ids": tuple(range(80))},
             ]
         )
+        options = options | EDITS[(index + seed) % len(EDITS)]
         params = SamplingParams(max_tokens=rng.randint(12, 30), seed=rng.randrange(2**40), ignore_eos=True, **options)
         commands.append(AddRequest(f"r{index}", prompt, params, float(index)))
     fork = SamplingParams(max_tokens=12, temperature=1.0, seed=3, choice_index=1, ignore_eos=True)
@@ -101,8 +112,13 @@ def random_requests(seed: int) -> list[AddRequest]:
     return commands
 
 
-def outputs_of(engine: InlineEngine, commands: list[AddRequest]) -> list[object]:
-    return [(end.token_ids, [beam.token_ids for beam in end.beams or []]) for end in engine.run(commands)]
+def tokens_of(ends: list[RequestOutput]) -> list[object]:
+    return [(end.token_ids, [beam.token_ids for beam in end.beams or []]) for end in ends]
+
+
+def check_same(ends: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    assert tokens_of(ends) == tokens_of(expected)
+    logprob_checks.check_close(ends, expected)
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +126,11 @@ def on_cpu(directory):
     """What the CPU says with plenty of memory, one step at a time."""
     known = {}
 
-    def outputs(seed: int) -> list[object]:
+    def outputs(seed: int) -> list[RequestOutput]:
         if seed not in known:
             registry.select()
             engine = InlineEngine(config_of(directory, num_blocks=400, num_host_blocks=0, steps_in_flight=1))
-            known[seed] = outputs_of(engine, random_requests(seed))
+            known[seed] = engine.run(random_requests(seed))
         return known[seed]
 
     return outputs
@@ -136,7 +152,7 @@ def test_any_schedule_gives_the_cpus_tokens(directory, on_cpu, memory, steps_in_
     with FakeGpu(seed) as gpu:
         config = config_of(directory, steps_in_flight=steps_in_flight, eager=eager, **MEMORY[memory])
         engine = engine_on(gpu, config)
-        assert outputs_of(engine, random_requests(seed)) == expected
+        check_same(engine.run(random_requests(seed)), expected)
         stats = engine.core.stats()
     assert (stats.num_preemptions > 0) == (memory != "plenty")
     assert (stats.num_swapped_in_blocks > 0) == (memory == "swaps")
@@ -145,7 +161,7 @@ def test_any_schedule_gives_the_cpus_tokens(directory, on_cpu, memory, steps_in_
 def test_the_cpu_may_be_two_steps_ahead_as_well(directory, on_cpu):
     """Its results are read late: the second step takes its tokens from where the first one left them."""
     engine = InlineEngine(config_of(directory, **MEMORY["swaps"]))
-    assert outputs_of(engine, random_requests(1)) == on_cpu(1)
+    check_same(engine.run(random_requests(1)), on_cpu(1))
 
 
 def replays_of(runner: ModelRunner) -> list[int]:

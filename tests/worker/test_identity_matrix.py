@@ -1,9 +1,13 @@
-"""The whole matrix on a tiny model: chunks, caching, blocks, ranks and what memory does change no request's tokens."""
+"""The whole matrix on a tiny model: chunks, caching, blocks, ranks and what memory does change no request's answer.
+
+Tokens are the same in every cell; logprobs have the same bits where as many ranks add.
+"""
 
 from __future__ import annotations
 
 import itertools
 
+import logprob_checks
 import msgspec
 import pytest
 import tiny_llama
@@ -21,7 +25,13 @@ MEMORY = {  # tokens on device and host, what a preemption does
     "recomputed": (96, 0, PreemptionMode.RECOMPUTE),
 }
 MATRIX = list(itertools.product((None, 5), (True, False), (1, 4), (1, 2), MEMORY))
-PLAIN = (None, False, 16, 1, "plenty")
+PLAIN = (None, False, 16, "plenty")
+EDITS = (
+    {"temperature": 0.0, "repetition_penalty": 1.7, "num_logprobs": 3, "num_prompt_logprobs": 2},
+    {"temperature": 1.0, "seed": 8, "presence_penalty": 1.5, "frequency_penalty": 0.9, "num_logprobs": 0},
+    {"temperature": 0.8, "seed": 9, "allowed_token_ids": tuple(range(0, 160, 3)), "num_prompt_logprobs": 0},
+    {"temperature": 0.0, "logit_bias": ((7, 9.0), (8, 9.0)), "bad_words": ((7, 8), (8, 8, 7), (9,))},
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +41,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands():
-    """Greedy and random requests, three with one beginning, a second choice, and a beam search."""
+    """Greedy and random requests, three with one beginning, some that edit logits, a second choice, and a search."""
     prompts = [prompt_of(20, 9) + prompt_of(3 + index, index) for index in range(3)] + [
         prompt_of(2, 7),
         prompt_of(33, 8),
@@ -45,6 +55,15 @@ def commands():
             float(index),
         )
         for index, prompt in enumerate(prompts)
+    ]
+    commands += [
+        AddRequest(
+            f"e{index}",
+            prompts[index] if index else prompts[0] + prompts[1],
+            SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, **options),
+            float(index),
+        )
+        for index, options in enumerate(EDITS)
     ]
     choice = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=1.0, seed=5, choice_index=1)
     search = SamplingParams(max_tokens=6, temperature=0.0)
@@ -71,18 +90,32 @@ def run(directory, commands, chunk, caches_prefixes, block_size, num_ranks, memo
     )
     engine = InlineEngine(config)
     ends = engine.run(commands)
-    return [(end.token_ids, [beam.token_ids for beam in end.beams or []]) for end in ends], engine.core.stats()
+    tokens = [(end.token_ids, [beam.token_ids for beam in end.beams or []]) for end in ends]
+    return tokens, ends, engine.core.stats()
+
+
+def logprobs_of(ends):
+    return [logprob_checks.rows_of(end) for end in ends]
 
 
 @pytest.fixture(scope="module")
 def plain(directory, commands):
-    return run(directory, commands, *PLAIN)[0]
+    """By number of ranks: with plenty of everything."""
+    chunk, caches_prefixes, block_size, memory = PLAIN
+    return {n: run(directory, commands, chunk, caches_prefixes, block_size, n, memory)[:2] for n in (1, 2)}
+
+
+def test_two_ranks_say_what_one_says(plain):
+    (tokens, ends), (tokens_of_two, ends_of_two) = plain[1], plain[2]
+    assert tokens == tokens_of_two
+    logprob_checks.check_close(ends, ends_of_two)
 
 
 @pytest.mark.parametrize("cell", MATRIX, ids=lambda cell: "-".join(map(str, cell)))
-def test_every_cell_gives_the_same_tokens(directory, commands, plain, cell):
-    outputs, stats = run(directory, commands, *cell)
-    assert outputs == plain
-    assert len({str(output) for output in outputs}) == len(commands), "every answer is its own"
+def test_every_cell_gives_the_same_answers(directory, commands, plain, cell):
+    tokens, ends, stats = run(directory, commands, *cell)
+    assert tokens == plain[cell[3]][0]
+    assert logprobs_of(ends) == logprobs_of(plain[cell[3]][1])
+    assert len({str(output) for output in tokens}) == len(commands), "every answer is its own"
     assert (stats.num_preemptions > 0) == (cell[-1] != "plenty")
     assert (stats.num_swapped_in_blocks > 0) == (cell[-1] == "swapped")

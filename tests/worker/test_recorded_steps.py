@@ -9,6 +9,7 @@ from step_driver import StepDriver, poisoned_runner
 from tiny_runner import RecordingSampler, prompt_of
 
 from octavo.kernels.cpu.library import find_library
+from octavo.protocol.worker_messages import ModelRunnerOutput
 from octavo.worker.cpu_device import CpuDevice
 from octavo.worker.graph import NO_GRAPHS
 from octavo.worker.model_runner import ModelRunner
@@ -47,16 +48,16 @@ def make_runner(directory, device: CpuDevice, dtype: torch.dtype, *, records: bo
     return runner
 
 
-def run_a_mix(runner: ModelRunner) -> list[torch.Tensor]:
-    """Prompts whole, in chunks and token by token beside decodes; return the logits of every step."""
-    driver, logits = StepDriver(runner, uses_steady=True), []
+def run_a_mix(runner: ModelRunner) -> tuple[list[torch.Tensor], list[ModelRunnerOutput]]:
+    """Prompts whole, in chunks and token by token beside decodes; return the logits and results of every step."""
+    driver, logits, results = StepDriver(runner, uses_steady=True), [], []
 
     def step(**num_tokens: int) -> None:
-        driver.step(**num_tokens)
+        results.append(driver.step(**num_tokens))
         logits.append(runner.sampler.logits)
 
-    driver.add("a", prompt_of(37, 1))
-    driver.add("b", prompt_of(9, 2), temperature=0.8, seed=3)
+    driver.add("a", prompt_of(37, 1), num_prompt_logprobs=2)
+    driver.add("b", prompt_of(9, 2), temperature=0.8, seed=3, num_logprobs=1, repetition_penalty=1.5)
     step(a=37)
     step(a=1, b=5)
     step(a=1, b=4)
@@ -68,22 +69,24 @@ def run_a_mix(runner: ModelRunner) -> list[torch.Tensor]:
     driver.preempt("b")
     step(a=1, b=30, c=1)
     step(a=1, c=1)
-    return logits
+    return logits, results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recorded_steps_have_the_bits_of_single_kernels(directory, device, dtype):
-    expected = run_a_mix(make_runner(directory, device, dtype, records=False))
+    expected, expected_results = run_a_mix(make_runner(directory, device, dtype, records=False))
     runner = make_runner(directory, device, dtype, records=True)
     replays = []
     step = runner.graphs.step
     replay = step.commands.replay
     step.commands.replay = lambda num_tokens: (replays.append(num_tokens), replay(num_tokens))
-    logits = run_a_mix(runner)
+    logits, results = run_a_mix(runner)
     assert len(replays) == len(logits) == len(expected)
     assert replays[:4] == [37, 6, 5, 40]
     for one, other in zip(logits, expected, strict=True):
         assert torch.equal(one, other)
+    assert results == expected_results
+    assert (len(results[0].prompt_logprobs), len(results[2].logprobs)) == (1, 1)
 
 
 def test_a_step_that_does_not_fit_runs_kernel_by_kernel(directory, device):

@@ -57,7 +57,7 @@ def sample(sampler: Sampler, logits: torch.Tensor, *rows: Row) -> list[int]:
 
 def test_what_no_row_asks_for_is_not_built(sampler: Sampler) -> None:
     batch = sampler.prepare(rows_of(row(temperature=0), row()))
-    assert (batch.top_ks, batch.top_ps, batch.min_ps, batch.masked) == (None, None, None, None)
+    assert (batch.top_ks, batch.top_ps, batch.min_ps) == (None, None, None)
 
     batch = sampler.prepare(rows_of(row(), row(top_k=4, min_p=0.5), row(top_p=0.5)))
     assert batch.top_ks.tolist() == [0, 4, 0]
@@ -79,7 +79,7 @@ def test_a_rows_token_does_not_depend_on_its_neighbours(sampler: Sampler) -> Non
         row(9, temperature=0),
         row(3, seed=2, top_k=5, temperature=2.0),
         row(1, seed=3, top_p=0.4),
-        row(0, seed=4, min_p=0.2, min_tokens=3, stop_token_ids=(7, 8)),
+        row(0, seed=4, min_p=0.2),
         row(2, seed=5, choice_index=2),
     ]
     logits = random_logits(len(rows))
@@ -95,29 +95,12 @@ def test_choices_and_positions_draw_differently(sampler: Sampler) -> None:
     assert len(set(sample(sampler, logits, *rows))) > 40
 
 
-def test_no_end_before_min_tokens(sampler: Sampler) -> None:
-    logits = random_logits(1)
-    logits[0, EOS], logits[0, 7], logits[0, 9] = 30.0, 20.0, 10.0
-    options = {"temperature": 0, "min_tokens": 2, "stop_token_ids": (7, VOCAB_SIZE + 5)}
-    assert sample(sampler, logits, row(0, **options)) == [9]
-    assert sample(sampler, logits, row(1, **options)) == [9]
-    assert sample(sampler, logits, row(2, **options)) == [EOS]
-
-
-def test_min_tokens_of_one_row_leaves_the_others_alone(sampler: Sampler) -> None:
-    logits = torch.zeros(3, VOCAB_SIZE)
-    logits[:, EOS] = 30.0
-    rows = row(0, temperature=0), row(0, temperature=0, min_tokens=1), row(0, temperature=0)
-    assert sample(sampler, logits, *rows) == [EOS, 0, EOS]
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_p": 0.5}, {"min_tokens": 1}], ids=str)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_p": 0.5}], ids=str)
 @pytest.mark.parametrize("token_id", [0, EOS, VOCAB_SIZE - 1])
 def test_a_row_with_bad_logits_fails_alone(
     sampler: Sampler, bad: float, options: dict[str, float], token_id: int
 ) -> None:
-    """Also when the bad logit is one that is masked: the row's other logits are worth no more."""
     rows = [row(seed=1), row(seed=2, **options), row(seed=3)]
     logits = random_logits(3)
     expected = sample(sampler, logits, *rows)
@@ -128,8 +111,7 @@ def test_a_row_with_bad_logits_fails_alone(
 
 def test_a_row_with_nothing_left_to_draw_is_invalid(sampler: Sampler) -> None:
     logits = torch.full((1, VOCAB_SIZE), -math.inf)
-    logits[0, EOS] = 1.0
-    assert sampler.sample(logits, options_of(sampler, row(min_tokens=1))).tolist() == [INVALID_TOKEN_ID]
+    assert sampler.sample(logits, options_of(sampler, row())).tolist() == [INVALID_TOKEN_ID]
 
 
 def test_a_step_that_samples_nothing(sampler: Sampler) -> None:
@@ -137,7 +119,7 @@ def test_a_step_that_samples_nothing(sampler: Sampler) -> None:
 
 
 def candidates(sampler: Sampler, logits: torch.Tensor, *rows: Row) -> list[Candidates]:
-    masked = sampler.masked_tokens(rows_of(*rows))
+    masked = sampler.masked_candidates(rows_of(*rows))
     nums = [each.params.num_candidates for each in rows]
     token_ids, logprobs = likeliest_tokens(logits, max(nums), None if masked is None else torch.from_numpy(masked))
     return make_candidates(token_ids.numpy(), logprobs.numpy(), nums)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from smollm2_reference import encode_prompts, load_reference
 from step_driver import StepDriver, poisoned_runner
-from transformers.initialization import no_init_weights
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from octavo.protocol.config import ModelConfig, WeightsFormat
 from octavo.worker.models.config import read_config
@@ -19,31 +17,16 @@ pytestmark = pytest.mark.model
 CPU = torch.device("cpu")
 MAX_MODEL_LEN = 512
 NUM_OUTPUT = 24
-PROMPTS = (
-    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
-    "Once upon a time, in a village by the sea,",
-    "def fibonacci(n):\n",
-)
 
 
 @pytest.fixture(scope="module")
 def reference(smollm2_gguf):
-    """The model as transformers reads the file; its from_pretrained would need one more package to do the same."""
-    config = load_gguf_checkpoint(str(smollm2_gguf))["config"]
-    with no_init_weights():
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
-    tensors = load_gguf_checkpoint(str(smollm2_gguf), return_tensors=True, model_to_load=model)["tensors"]
-    keys = model.load_state_dict(tensors, strict=False)
-    assert (keys.missing_keys, keys.unexpected_keys) == (["lm_head.weight"], [])  # tied
-    model.tie_weights()
-    model.generation_config.eos_token_id = None  # generate goes on after it, as the driver does
-    return model.eval()
+    return load_reference(smollm2_gguf)
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_directory):
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(smollm2_directory / "tokenizer.json"))
-    return [tokenizer.encode(text) for text in PROMPTS]
+    return encode_prompts(smollm2_directory)
 
 
 @pytest.fixture(scope="module")
