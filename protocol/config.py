@@ -98,7 +98,7 @@ class DefaultSampling(Config, frozen=True):
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     top_p: Fraction | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
     max_new_tokens: Positive | None = None
 
 

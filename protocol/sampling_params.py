@@ -20,7 +20,7 @@ MAX_NUM_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_NUM_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 256
 MAX_PENALTY = 2.0
-MAX_REPETITION_PENALTY = 100.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0  # beyond, logits would leave the range of fp32
 NO_LOGPROBS = -1
 LOGPROBS_RULE = f"must be in [0, {MAX_NUM_LOGPROBS}]"
 
@@ -91,8 +91,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
             ("stop_token_ids", all(0 <= i < 2**31 for i in self.stop_token_ids), "must be token ids"),
             (
                 "repetition_penalty",
-                0 < self.repetition_penalty <= MAX_REPETITION_PENALTY,
-                f"must be in (0, {MAX_REPETITION_PENALTY:g}]",
+                MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
+                f"must be in [{MIN_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]",
             ),
             ("presence_penalty", abs(self.presence_penalty) <= MAX_PENALTY, f"must be in ±{MAX_PENALTY:g}"),
             ("frequency_penalty", abs(self.frequency_penalty) <= MAX_PENALTY, f"must be in ±{MAX_PENALTY:g}"),

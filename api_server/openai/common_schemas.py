@@ -15,7 +15,14 @@ from msgspec import UNSET, Meta, UnsetType
 
 from octavo.protocol.engine_messages import MAX_LENGTH_PENALTY
 from octavo.protocol.logprobs import MAX_NUM_LOGPROBS
-from octavo.protocol.sampling_params import MAX_BIAS, MAX_NUM_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_SEED
+from octavo.protocol.sampling_params import (
+    MAX_BIAS,
+    MAX_NUM_BIASES,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MIN_REPETITION_PENALTY,
+)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -31,7 +38,7 @@ Temperature = Annotated[float, Meta(ge=0, le=1000)]
 Probability = Annotated[float, Meta(gt=0, le=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)]
+RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 LengthPenalty = Annotated[float, Meta(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=256)]

@@ -28,6 +28,7 @@ from octavo.protocol.sampling_params import SamplingParams
         ("choice_index", -1),
         ("stop_token_ids", (3, -1)),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-40),
         ("repetition_penalty", 101.0),
         ("repetition_penalty", float("nan")),
         ("presence_penalty", 2.5),
