@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import ext, nodes, parser, sandbox, utils
+from jinja2 import ext, meta, nodes, parser, sandbox, utils
 
 from octavo.protocol.lifecycle import ExitCode, StartupError
 
@@ -50,7 +50,12 @@ class RefusalError(jinja2.TemplateError):
 
 
 class ChatTemplate:
-    """One compiled template; safe to use from several threads."""
+    """One compiled template; safe to use from several threads.
+
+    Attributes:
+        source: its text.
+        knows_tools: it says something about the tools that it is given.
+    """
 
     def __init__(
         self,
@@ -63,25 +68,33 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._timeout_s = timeout_s
         self._max_output_chars = max_output_chars
+        environment = _environment()
+        self.source = source
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as problem:
             message = f"chat template, line {problem.lineno}: {problem.message}"
             raise StartupError(ExitCode.UNSUPPORTED_MODEL, message) from problem
 
     def render(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **extra: bool | int | float | str
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **extra: bool | int | float | str,
     ) -> str:
         """Return the prompt; raises ChatTemplateError. Blocks up to the timeout: on an event loop use render_off_loop.
 
-        A missing content or one that is null is rendered as empty text, other null fields as missing ones.
+        A missing content or one that is null is rendered as empty text, other null fields as missing ones. `tools` are
+        in OpenAI's form; without any they are None, because many templates ask for that alone.
         """
         _check_extra(extra)
         variables = {
             **self._special_tokens,
             **extra,
             "messages": [_without_nulls(message) for message in messages],
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -94,10 +107,14 @@ class ChatTemplate:
             _deadline_s.reset(token)
 
     async def render_off_loop(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **extra: bool | int | float | str
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **extra: bool | int | float | str,
     ) -> str:
         """Render in a thread."""
-        return await asyncio.to_thread(self.render, messages, add_generation_prompt, **extra)
+        return await asyncio.to_thread(self.render, messages, add_generation_prompt, tools, **extra)
 
     def _render_within_budget(self, variables: dict[str, Any]) -> str:
         pieces = []

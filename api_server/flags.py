@@ -22,6 +22,7 @@ METAVARS = {  # by the last word of a field's name, which is its unit where it h
     "device": "DEVICE",
     "dtype": "DTYPE",
     "origins": "ORIGINS",
+    "parser": "FORMAT",
 }
 
 
@@ -200,6 +201,18 @@ FLAGS = (
         "cors_origins",
         "web pages that may use the server from a browser, such as https://chat.example,http://localhost:3000; * is "
         "every page that anybody opens on a machine that reaches the server; default: none",
+    ),
+    Flag(
+        ("--tool-call-parser",),
+        "api",
+        "tool_call_parser",
+        "format in which the model writes calls of tools; auto goes by its chat template, none leaves them in the text",
+    ),
+    Flag(
+        ("--reasoning-parser",),
+        "api",
+        "reasoning_parser",
+        "format in which the model writes its thoughts, likewise",
     ),
     Flag(("--log-requests",), "api", "log_requests", "log one line per request, never its text"),
     Flag(("--request-timeout",), "api", "request_timeout_s", "longest life of a request in seconds"),

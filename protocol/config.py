@@ -83,6 +83,26 @@ class PreemptionMode(StrEnum):
     RECOMPUTE = "recompute"  # given up
 
 
+class ParserName(StrEnum):
+    """Format in which a model writes calls of tools or its thoughts; `api_server.parsers.selection` has the parsers."""
+
+    AUTO = "auto"  # what the chat template writes
+    NONE = "none"  # all is text
+    DEEPSEEK = "deepseek"
+    DEEPSEEK_DSML = "deepseek_dsml"
+    GEMMA = "gemma"
+    GLM = "glm"
+    HARMONY = "harmony"
+    HERMES = "hermes"
+    KIMI = "kimi"
+    KIMI_K3 = "kimi_k3"
+    LLAMA_JSON = "llama_json"
+    MISTRAL = "mistral"
+    PYTHONIC = "pythonic"
+    QWEN_XML = "qwen_xml"
+    THINK = "think"  # thoughts only
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: frozen, by keyword only, unknown fields refused."""
 
@@ -264,6 +284,8 @@ class ApiConfig(Config, frozen=True):
         api_key_file: TOML file with the API keys; `None` serves everybody who reaches the port. Only the API server
             reads it.
         cors_origins: web pages of these origins may use the server from a browser; `*` is all pages.
+        tool_call_parser: format in which the model writes calls.
+        reasoning_parser: format in which it writes its thoughts.
     """
 
     host: str = "127.0.0.1"
@@ -277,6 +299,8 @@ class ApiConfig(Config, frozen=True):
     drain_timeout_s: Seconds = 30.0
     log_requests: bool = False
     api_key_file: str | None = None
+    tool_call_parser: ParserName = ParserName.AUTO
+    reasoning_parser: ParserName = ParserName.AUTO
     cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"\A(\*|https?://[^\s/,]+)\Z")], ...] = ()
 
 

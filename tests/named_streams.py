@@ -14,6 +14,7 @@ from http_rig import EOS_ID, MODEL, Rig, says
 from octavo.api_server.conversation.tools import FunctionSpec, Tool
 from octavo.api_server.generation.gate import Gate
 from octavo.api_server.generation.job import Job
+from octavo.api_server.generation.parsing import Reading
 from octavo.api_server.parsers.base import ParserSpec
 from octavo.api_server.parsers.selection import make_parser
 from octavo.protocol.engine_messages import AddRequest, ErrorCode, FinishReason
@@ -60,6 +61,6 @@ def parse_as(monkeypatch: pytest.MonkeyPatch, family: str, *tools: Tool) -> None
     spec = ParserSpec(family, tools)
 
     async def prepare_with_parser(*arguments: Any) -> Job:
-        return msgspec.structs.replace(await prepare(*arguments), new_parser=lambda: make_parser(spec))
+        return msgspec.structs.replace(await prepare(*arguments), reading=Reading(lambda: make_parser(spec)))
 
     monkeypatch.setattr(Gate, "prepare", prepare_with_parser)

@@ -129,7 +129,7 @@ class CountTokens:
             check_model(body.model, gate.model.served_model_names)
             check_tool_support(tool_use_of(body))
             draft = Draft(model=body.model, prompts=conversation_of(body), param_names=PARAM_NAMES)
-            (token_ids,) = await encode_prompts(draft, gate.tokenizer)
+            ((token_ids, _),) = await encode_prompts(draft, gate.tokenizer)
             return json_response(CountTokensAnswer(len(token_ids)))
 
 

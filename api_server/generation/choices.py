@@ -40,7 +40,7 @@ class Choices:
     def counts(self) -> Counts:
         """Return the tokens so far."""
         first_choices = self.generation.live_requests[:: self.job.num_requests_per_prompt]
-        is_parsed = self.job.new_parser is not None
+        is_parsed = self.job.reading is not None
         return Counts(
             sum(self.job.prompt_lengths),
             sum(processor.num_output_tokens for processor in self.processors),
@@ -60,7 +60,7 @@ class Choices:
             job.sampling_params(prompt_index),
             job.rendering,
             index,
-            None if job.new_parser is None else job.new_parser(),
+            job.reading,
             len(job.echoed[prompt_index]) if job.echoed else 0,
         )
 

@@ -8,7 +8,7 @@ each maximal part of a character as in the Unicode standard, section 3.9; an inc
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from octavo.api_server.tokenizer import Tokenizer
 
@@ -22,10 +22,20 @@ class Detokenizer:
     given by `decode` as one U+FFFD for every byte of the run, here its valid characters survive.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
-        """Begin after `prompt_token_ids`; only the last of them that has text is used."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        skipped_ids: Collection[int] | None = None,
+    ) -> None:
+        """Begin after `prompt_token_ids`; only the last of them that has text is used.
+
+        `skipped_ids`: which tokens count as special here; None leaves it to the tokenizer.
+        """
         self._token_bytes = tokenizer.token_bytes
-        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        special_ids = tokenizer.special_token_ids if skipped_ids is None else skipped_ids
+        self._skipped_ids = special_ids if skip_special_tokens else ()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._previous_id = next((each for each in reversed(prompt_token_ids) if self._has_text(each)), None)
 

@@ -15,8 +15,9 @@ import msgspec
 from octavo.api_server.api_keys import Tenant
 from octavo.api_server.errors import ApiError, ErrorKind, invalid_value, unsupported
 from octavo.api_server.generation.beam_search import beam_search_params, check_beam_fields, name_of_width
-from octavo.api_server.generation.job import Draft, Job
-from octavo.api_server.generation.prompts import encode_prompts, truncated
+from octavo.api_server.generation.job import Conversation, Draft, Job
+from octavo.api_server.generation.parsing import OutputFormat, Reading, check_tool_use
+from octavo.api_server.generation.prompts import Prompt, encode_prompts, truncated
 from octavo.api_server.generation.sampling_fields import SamplingReader, check_token_ids, sampling_params_of
 from octavo.api_server.generation.token_log import prompt_text
 from octavo.api_server.tokenizer import Tokenizer
@@ -31,12 +32,14 @@ class Gate:
     """The gate, for one model."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
+        """Raise StartupError for a format of outputs that there is not."""
         self.model = config.model
         self.max_choices = config.api.max_choices
         self.max_num_seqs = config.scheduler.max_num_seqs
         self.has_priorities = config.scheduler.scheduling_policy is SchedulingPolicy.PRIORITY
         self.tokenizer = tokenizer
         self.sampling = SamplingReader(config.model, tokenizer)
+        self.output_format = OutputFormat(tokenizer.chat_template, config.api, config.model.eos_token_ids)
 
     def check(self, draft: Draft) -> int:
         """Check all that needs no tokens; return the number of choices, or of beams. Raises ApiError."""
@@ -48,6 +51,8 @@ class Gate:
             raise invalid_value("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
         if draft.rendering.is_streamed and draft.rendering.num_prompt_logprobs != NO_LOGPROBS:
             raise unsupported("prompt_logprobs", "are not given in a stream")
+        if isinstance(draft.prompts, Conversation):
+            check_tool_use(draft.prompts.tool_use, draft.param("tool_choice"))
         if draft.beam_search is not None:
             check_beam_fields(draft, self.max_num_seqs)
         num_choices = draft.num_choices * draft.num_prompts
@@ -59,11 +64,12 @@ class Gate:
     async def prepare(self, draft: Draft, arrival_time_s: float, tenant: Tenant) -> Job:
         """Turn a checked draft into a job; raises ApiError."""
         prompts = await self._prompts(draft)
+        prompt_ids = [prompt.token_ids for prompt in prompts]
         requests: list[AddRequest] = []
-        for prompt, params in zip(prompts, await self._sampling_params(draft, prompts), strict=True):
+        for token_ids, params in zip(prompt_ids, await self._sampling_params(draft, prompt_ids), strict=True):
             first = AddRequest(
                 secrets.token_hex(16),
-                prompt,
+                token_ids,
                 params,
                 arrival_time_s,
                 priority=draft.priority,
@@ -78,16 +84,18 @@ class Gate:
             is_beam_search=draft.beam_search is not None,
             stop=draft.stop,
             rendering=draft.rendering,
-            echoed=await self._echoed(draft, prompts),
+            echoed=await self._echoed(draft, prompt_ids),
             drops_output=draft.sampling.max_tokens == 0,
+            reading=self._reading(draft, prompts[0]),
         )
 
-    async def _prompts(self, draft: Draft) -> list[list[int]]:
-        """Return the tokens of each prompt, cut as the draft says."""
-        limit = self.model.max_model_len
-        prompts = [truncated(draft, prompt, limit) for prompt in await encode_prompts(draft, self.tokenizer)]
-        for prompt in prompts:
-            check_token_ids(draft.param("prompt"), prompt, self.model.vocab_size)
+    async def _prompts(self, draft: Draft) -> list[Prompt]:
+        """Return each prompt, its tokens cut as the draft says."""
+        prompts = []
+        for prompt in await encode_prompts(draft, self.tokenizer):
+            token_ids = truncated(draft, prompt.token_ids, self.model.max_model_len)
+            check_token_ids(draft.param("prompt"), token_ids, self.model.vocab_size)
+            prompts.append(Prompt(token_ids, prompt.text))
         return prompts
 
     async def _sampling_params(self, draft: Draft, prompts: Sequence[list[int]]) -> list[SamplingParams]:
@@ -98,6 +106,11 @@ class Gate:
         params = [sampling_params_of(draft, self._max_tokens(draft, len(prompt)), seed, options) for prompt in prompts]
         _check_number_of_logprobs(draft, prompts, params)
         return params
+
+    def _reading(self, draft: Draft, prompt: Prompt) -> Reading | None:
+        if not isinstance(draft.prompts, Conversation):
+            return None
+        return self.output_format.reading(draft.prompts.tool_use, prompt.text)
 
     async def _echoed(self, draft: Draft, prompts: Sequence[list[int]]) -> tuple[str, ...]:
         if not draft.rendering.echo:

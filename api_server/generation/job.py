@@ -9,13 +9,15 @@ Invariant: the events of a choice, joined, are its whole answer. How the output 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from octavo.api_server.conversation.messages import Message
-from octavo.api_server.parsers.base import Parser, ToolCall
+from octavo.api_server.conversation.tools import ToolUse
+from octavo.api_server.generation.parsing import Reading
+from octavo.api_server.parsers.base import ToolCall
 from octavo.protocol.engine_messages import AddRequest, EarlyStopping
 from octavo.protocol.sampling_params import NO_LOGPROBS, SamplingParams
 
@@ -27,12 +29,14 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         continues_final_message: the output goes on with the text of the last message, which is the assistant's.
-        template_options: names and values for the template, beyond the messages.
+        tool_use: what the model is shown and may call.
+        template_options: names and values for the template, beyond messages and tools.
     """
 
     messages: tuple[Message, ...]
     adds_generation_prompt: bool = True
     continues_final_message: bool = False
+    tool_use: ToolUse = ToolUse()
     template_options: Mapping[str, TemplateOption] = {}
 
 
@@ -140,7 +144,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         n: choices that are answered for each prompt.
         echoed: text of each prompt, with which its answers begin; empty when they do not.
         drops_output: the client wants the prompt only; the one token that the engine core must compute is dropped.
-        new_parser: makes the parser of one choice's text; None where the text is all content.
+        reading: how thoughts and calls are told from content; None where all text is content.
     """
 
     requests: list[AddRequest]
@@ -150,7 +154,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rendering: Rendering
     echoed: tuple[str, ...] = ()
     drops_output: bool = False
-    new_parser: Callable[[], Parser] | None = None
+    reading: Reading | None = None
 
     @property
     def num_requests_per_prompt(self) -> int:

@@ -17,9 +17,10 @@ from typing import Any
 
 from octavo.api_server.generation.detokenizer import Detokenizer
 from octavo.api_server.generation.job import Ending, OutputEvent, Rendering, TokenEntry
+from octavo.api_server.generation.parsing import Reading
 from octavo.api_server.generation.stop_strings import StopStringMatcher
 from octavo.api_server.generation.token_log import TokenLog
-from octavo.api_server.parsers.base import Content, Event, Parser, Reasoning
+from octavo.api_server.parsers.base import Content, Event, Reasoning
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import FinishReason
 from octavo.protocol.logprobs import TokenLogprobs
@@ -46,7 +47,7 @@ class OutputProcessor:
         sampling_params: SamplingParams,
         rendering: Rendering = PLAIN,
         index: int = 0,
-        parser: Parser | None = None,
+        reading: Reading | None = None,
         num_echoed_characters: int = 0,
     ) -> None:
         self.index = index
@@ -55,7 +56,8 @@ class OutputProcessor:
         self.is_finished = False
         self._rendering = rendering
         self._sampling_params = sampling_params
-        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, rendering.skip_special_tokens)
+        skipped_ids = None if reading is None else reading.skipped_ids
+        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, rendering.skip_special_tokens, skipped_ids)
         self._detokenize = self._detokenizer.append
         self._log: TokenLog | None = None
         if rendering.num_logprobs != NO_LOGPROBS:
@@ -63,7 +65,8 @@ class OutputProcessor:
             self._detokenize = self._log.append
         self._has_extras = self._log is not None or rendering.returns_token_ids
         self._num_reported_tokens = 0
-        self._parser = parser
+        self._parser = None if reading is None else reading.new_parser()
+        self._is_parallel = reading is None or reading.is_parallel
         self._matcher = StopStringMatcher(stop)
         self._num_shown_characters = 0
         self._is_thinking = False
@@ -113,10 +116,10 @@ class OutputProcessor:
         num_silent = 1 if finish_reason is FinishReason.STOP and token_ids else 0
         for token_id in token_ids[: len(token_ids) - num_silent]:
             self.num_output_tokens += 1
-            stop = self._push(self._detokenize(token_id))
+            ending = self._push(self._detokenize(token_id))
             self.num_reasoning_tokens += self._is_thinking
-            if stop is not None:
-                return Ending(FinishReason.STOP.value, stop)
+            if ending is not None:
+                return ending
         if finish_reason is None:
             return None
         self.num_output_tokens += num_silent
@@ -126,27 +129,27 @@ class OutputProcessor:
 
     def _end(self, finish_reason: FinishReason, stop_token_id: int | None) -> Ending:
         """The engine ended the request: let go of all that is held; its last bytes may complete a stop string."""
-        stop = self._push(self._detokenizer.finish())
-        if stop is None and self._parser is not None:
-            stop = self._push_parsed(self._parser.finish(is_cut=finish_reason is FinishReason.LENGTH))
-        if stop is not None:
-            return Ending(FinishReason.STOP.value, stop)
+        ending = self._push(self._detokenizer.finish())
+        if ending is None and self._parser is not None:
+            ending = self._push_parsed(self._parser.finish(is_cut=finish_reason is FinishReason.LENGTH))
+        if ending is not None:
+            return ending
         self._show(self._matcher.flush())
         stop_reason = stop_token_id if stop_token_id in self._sampling_params.stop_token_ids else None
         is_calling = self._has_called and finish_reason is FinishReason.STOP
         return Ending(TOOL_CALLS if is_calling else finish_reason.value, stop_reason)
 
-    def _push(self, text: str) -> str | None:
-        """Take more text; return the stop string that ended the choice."""
+    def _push(self, text: str) -> Ending | None:
+        """Take more text; return the ending if the choice ends with it, by a stop string or by its one call."""
         return self._push_content(text) if self._parser is None else self._push_parsed(self._parser.push(text))
 
-    def _push_parsed(self, events: list[Event]) -> str | None:
+    def _push_parsed(self, events: list[Event]) -> Ending | None:
         for event in events:
             self._is_thinking = isinstance(event, Reasoning)
             if isinstance(event, Content):
-                stop = self._push_content(event.text)
-                if stop is not None:
-                    return stop
+                ending = self._push_content(event.text)
+                if ending is not None:
+                    return ending
                 continue
             self._close_content()
             if isinstance(event, Reasoning):
@@ -154,15 +157,17 @@ class OutputProcessor:
             else:
                 self._has_called = True
                 self._events.append(OutputEvent(self.index, tool_calls=(event,)))
+                if not self._is_parallel:
+                    return Ending(TOOL_CALLS)
         return None
 
-    def _push_content(self, text: str) -> str | None:
+    def _push_content(self, text: str) -> Ending | None:
         can_stop = self.num_output_tokens >= self._sampling_params.min_tokens
         safe_text, stop = self._matcher.push(text, can_stop)
         if stop is not None and self._rendering.include_stop_string:
             safe_text += stop
         self._show(safe_text)
-        return stop
+        return None if stop is None else Ending(FinishReason.STOP.value, stop)
 
     def _show(self, text: str) -> None:
         self._contents.append(text)

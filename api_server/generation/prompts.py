@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from octavo.api_server.chat_template import ChatTemplate, ChatTemplateError, TemplateOptionError
+from octavo.api_server.conversation.call_ids import with_fitting_ids
 from octavo.api_server.conversation.messages import Message, to_template_messages
+from octavo.api_server.conversation.tool_prompt import spell_out_tools
+from octavo.api_server.conversation.tools import Tool, template_tools
 from octavo.api_server.errors import invalid_value, unsupported
 from octavo.api_server.generation.job import Conversation, Draft
 from octavo.api_server.tokenizer import Tokenizer
 
 
-async def encode_prompts(draft: Draft, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the token ids of each prompt, however many; raises ApiError. Ids of the client are returned unchecked."""
+class Prompt(NamedTuple):
+    """A prompt as token ids, and its text where it is a conversation; other texts are not looked at again."""
+
+    token_ids: list[int]
+    text: str = ""
+
+
+async def encode_prompts(draft: Draft, tokenizer: Tokenizer) -> list[Prompt]:
+    """Return each prompt, however many; raises ApiError. Ids of the client are returned unchecked."""
     if isinstance(draft.prompts, Conversation):
         text = await render(draft, draft.prompts, tokenizer.chat_template)
-        return [await tokenizer.encode_off_loop(text, add_special_tokens=False)]
+        return [Prompt(await tokenizer.encode_off_loop(text, add_special_tokens=False), text)]
     return [
-        await tokenizer.encode_off_loop(prompt, draft.add_special_tokens) if isinstance(prompt, str) else prompt
+        Prompt(await tokenizer.encode_off_loop(prompt, draft.add_special_tokens) if isinstance(prompt, str) else prompt)
         for prompt in draft.prompts
     ]
 
@@ -60,12 +71,22 @@ async def _render_continued(draft: Draft, conversation: Conversation, template: 
 
 
 async def _render(draft: Draft, conversation: Conversation, messages: Sequence[Message], template: ChatTemplate) -> str:
+    shown, tools = _shown(to_template_messages(messages), conversation.tool_use.tools, template)
     try:
         return await template.render_off_loop(
-            to_template_messages(messages), conversation.adds_generation_prompt, **conversation.template_options
+            shown, conversation.adds_generation_prompt, tools, **conversation.template_options
         )
     except TemplateOptionError as problem:
         raise invalid_value(draft.param("chat_template_kwargs"), str(problem)) from None
     except ChatTemplateError as problem:
         rule = f"cannot be rendered by the model's chat template: {problem}"
         raise invalid_value(draft.param("prompt"), rule) from None
+
+
+def _shown(
+    messages: list[dict[str, Any]], tools: Sequence[Tool], template: ChatTemplate
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return messages and tools for a template: one that knows no tools gets them, and earlier calls, as text."""
+    if template.knows_tools:
+        return with_fitting_ids(messages, template.source), template_tools(tools)
+    return spell_out_tools(messages, tools), []

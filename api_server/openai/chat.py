@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from octavo.api_server.conversation.messages import ASSISTANT, Message
+from octavo.api_server.conversation.tools import resolve_tools
 from octavo.api_server.errors import invalid_value
 from octavo.api_server.generation.job import Conversation, Draft, OutputEvent, WholeChoice
 from octavo.api_server.generation.run import Run
@@ -167,6 +168,7 @@ def _conversation(body: ChatRequest) -> Conversation:
         messages=messages,
         adds_generation_prompt=not continues and body.add_generation_prompt is not False,
         continues_final_message=continues,
+        tool_use=resolve_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
         template_options={**effort, **(body.chat_template_kwargs or {})},
     )
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.api_server.conversation.tools import Mode, Tool, ToolChoice
 from octavo.api_server.openai.common_schemas import GenerationFields, NumAlternatives, Positive, Response, Usage
 from octavo.api_server.openai.logprobs import ChatLogprobs, PromptLogprobs
 
@@ -51,8 +52,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     reasoning_effort: ReasoningEffort | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: Mode | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

@@ -97,7 +97,7 @@ class TokenizerRoutes:
         with self.generator.admit():
             body = await read_body(request, self.tokenize_decoder)
             self._check_model(body.model)
-            (token_ids,) = await encode_prompts(draft_of(body), self.tokenizer)
+            ((token_ids, _),) = await encode_prompts(draft_of(body), self.tokenizer)
             answer = TokenizeAnswer(count=len(token_ids), max_model_len=self.model.max_model_len, tokens=token_ids)
             if body.return_token_strs:
                 answer.token_strs = await asyncio.to_thread(self._token_texts, token_ids)

@@ -25,8 +25,6 @@ GENERATION_NO_OPS: NoOps = {
 }
 CHAT_NO_OPS: NoOps = {
     **GENERATION_NO_OPS,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

@@ -25,6 +25,7 @@ from octavo.api_server.parsers import (
     think,
 )
 from octavo.api_server.parsers.base import Parser, ParserSpec
+from octavo.protocol.config import ParserName
 
 FAMILIES: dict[str, Callable[[ParserSpec], Parser]] = {
     "deepseek": deepseek.make_parser,
@@ -41,7 +42,7 @@ FAMILIES: dict[str, Callable[[ParserSpec], Parser]] = {
     "qwen_xml": qwen_xml.make_parser,
     "think": think.make_parser,
 }
-NONE = "none"  # of the flags: no such parser
+AUTO, NONE = ParserName.AUTO, ParserName.NONE
 FALLBACK = "hermes"  # for tools that are offered to a model whose template knows no format
 
 MARKERS = (  # what a template writes -> family
@@ -84,12 +85,12 @@ class Selection(NamedTuple):
     has_reasoning: bool
 
 
-def select(template: str, tool_call_parser: str = "", reasoning_parser: str = "") -> Selection:
+def select(template: str, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> Selection:
     """Choose the format.
 
     Args:
         template: source of the chat template.
-        tool_call_parser: `--tool-call-parser`: a family, `none`, or "" to look at the template.
+        tool_call_parser: `--tool-call-parser`: a family, `none`, or `auto` to look at the template.
         reasoning_parser: `--reasoning-parser`: likewise. Beside a family with calls it can be that family, or `think`
             if that family's thoughts stand between `<think>` and `</think>`.
 
@@ -97,11 +98,13 @@ def select(template: str, tool_call_parser: str = "", reasoning_parser: str = ""
         ValueError: no such family, or two that do not go together; the text names the flag.
     """
     for flag, name in (("--tool-call-parser", tool_call_parser), ("--reasoning-parser", reasoning_parser)):
-        if name not in ("", NONE, *FAMILIES):
-            raise ValueError(f"{flag} {name} is not known; known are {', '.join((*FAMILIES, NONE))}")
+        if name not in (AUTO, NONE, *FAMILIES):
+            raise ValueError(f"{flag} {name} is not known; known are {', '.join((AUTO, NONE, *FAMILIES))}")
     found = next((family for marker, family in MARKERS if marker in template), "")
-    calls = tool_call_parser or found
-    thoughts = reasoning_parser or (found if calls in ("", NONE) else calls)
+    calls = found if tool_call_parser == AUTO else tool_call_parser
+    thoughts = reasoning_parser
+    if reasoning_parser == AUTO:
+        thoughts = found if calls in ("", NONE) else calls
     has_calls = calls not in ("", NONE, *WITHOUT_CALLS)
     has_reasoning = thoughts not in ("", NONE, *WITHOUT_THOUGHTS)
     if has_calls and has_reasoning and thoughts != calls and not _shares_thoughts(calls, thoughts):

@@ -254,7 +254,9 @@ async def test_messages_of_all_roles_and_forms_render(tmp_path: Path) -> None:
         status, _ = await rig.post(CHAT, {"model": MODEL, "messages": messages, "max_tokens": 1})
         text = rig.tokenizer.decode(rig.engine.added[0].prompt_token_ids, skip_special_tokens=False)
     assert status == 200
-    turns = [("system", "S"), ("user", "a\nb"), ("assistant", ""), ("tool", "42"), ("assistant", "")]
+    called = '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>'  # the template knows no calls
+    told = "<tool_response>\n42\n</tool_response>"
+    turns = [("system", "S"), ("user", "a\nb"), ("assistant", called), ("user", told), ("assistant", "")]
     rendered = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     assert text == f"{rendered}<|im_start|>assistant\n"
 

@@ -100,7 +100,7 @@ BAD_CHAT_VALUES = {
     "messages[0].content[0].text": ('[{"role": "user", "content": [{"type": "text"}]}]',),
     "top_logprobs": ("2", "-1", "21", "true"),
     "echo": ("true",),
-    "tools": ('[{"type": "function", "function": {"name": "f"}}]',),
+    "tools": ('[{"type": "function", "function": {"name": "f g"}}]', '[{"type": "web_search"}]', "{}"),
     "tool_choice": ('"required"', '{"type": "function", "function": {"name": "f"}}'),
     "modalities": ('["audio"]',),
     "add_generation_prompt": ("1",),

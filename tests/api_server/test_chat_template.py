@@ -254,7 +254,7 @@ async def test_renderings_at_the_same_time_keep_to_their_own_messages() -> None:
 def test_only_known_scalar_options_reach_a_template() -> None:
     template = ChatTemplate("{{ enable_thinking }}", {})
     assert template.render([], enable_thinking=False) == "False"
-    for bad in ({"messages_": 1}, {"tools": []}, {"raise_exception": 1}, {"enable_thinking": []}):
+    for bad in ({"messages_": 1}, {"documents": []}, {"raise_exception": 1}, {"enable_thinking": []}):
         with pytest.raises(ChatTemplateError, match=next(iter(bad))):
             template.render([], **bad)  # type: ignore[arg-type]
 
@@ -263,3 +263,23 @@ def test_a_template_that_does_not_compile_stops_the_start() -> None:
     with pytest.raises(StartupError, match="line 2") as caught:
         ChatTemplate("fine\n{% for %}", {})
     assert caught.value.exit_code is ExitCode.UNSUPPORTED_MODEL
+
+
+def test_tools_are_data_that_the_template_writes() -> None:
+    template = ChatTemplate("{% if tools %}{{ tools | tojson }}{% else %}{{ tools }}{% endif %}", {})
+    assert template.render([], tools=[{"name": "f"}]) == '[{"name": "f"}]'
+    assert template.render([], tools=[]) == template.render([]) == "None"
+
+
+@pytest.mark.parametrize(
+    ("source", "knows_tools"),
+    [
+        ("{% for tool in tools %}{{ tool }}{% endfor %}", True),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{% macro list() %}{{ tools | length }}{% endmacro %}{{ list() }}", True),
+        (TEMPLATES["chatml"], False),
+        ("{{ messages[0].tools }} {{ 'tools' }} {% set tools = [] %}{{ tools }}", False),
+    ],
+)
+def test_a_template_that_reads_tools_knows_them(source: str, knows_tools: bool) -> None:
+    assert ChatTemplate(source, {}).knows_tools is knows_tools

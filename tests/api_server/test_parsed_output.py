@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.api_server.generation.job import Ending, OutputEvent, Rendering
 from octavo.api_server.generation.output_processor import OutputProcessor
+from octavo.api_server.generation.parsing import Reading
 from octavo.api_server.parsers.base import Content, Event, MarkerScanner, Reasoning, ToolCall
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.engine_messages import FinishReason
@@ -63,9 +64,11 @@ def ids_of(text: str) -> list[int]:
     return [token_id for character in text for token_id in tokenizer().encode(character, add_special_tokens=False)]
 
 
-def processor(*stop: str, **rendering: Any) -> OutputProcessor:
+def processor(*stop: str, is_parallel: bool = True, **rendering: Any) -> OutputProcessor:
     params = SamplingParams(1000, num_logprobs=rendering.get("num_logprobs", -1))
-    return OutputProcessor(tokenizer(), [], stop, params, Rendering(**rendering), parser=ToyParser())
+    return OutputProcessor(
+        tokenizer(), [], stop, params, Rendering(**rendering), reading=Reading(ToyParser, is_parallel)
+    )
 
 
 def run(
@@ -123,6 +126,14 @@ def test_what_the_parser_holds_at_the_end_is_its_to_give(reason: FinishReason, c
 
 def test_a_call_does_not_hide_that_the_length_ended_the_output() -> None:
     assert joined(run(processor(), TEXT, [5], FinishReason.LENGTH))[3] == Ending("length")
+
+
+@given(st.lists(st.integers(1, 4), max_size=22))
+def test_the_first_call_ends_a_choice_that_is_to_have_one(sizes: list[int]) -> None:
+    target = processor(is_parallel=False)
+    events = run(target, "a<call>b<call>c", sizes)
+    assert joined(events) == ("a", "", (ToolCall("call", "{}"),), Ending("tool_calls"))
+    assert target.num_output_tokens == len("a<call>"), "tokens after the end were counted"
 
 
 def test_what_the_parser_gives_at_the_end_may_complete_a_stop_string() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from octavo.api_server.parsers.base import Content, ParserSpec
 from octavo.api_server.parsers.selection import FAMILIES, MARKERS, Selection, make_parser, select, starts_in_reasoning
+from octavo.protocol.config import ParserName
 
 TEMPLATES = {  # pieces of templates as their models have them
     "hermes": '{{- \'<tool_call>\\n{"name": "\' }}{{ tool_call.name }} <think>',
@@ -38,15 +39,15 @@ def test_a_template_may_show_nothing() -> None:
 @pytest.mark.parametrize(
     ("calls", "thoughts", "selection"),
     [
-        ("glm", "", Selection("glm", True, True)),
-        ("none", "", Selection("hermes", False, True)),
-        ("", "none", Selection("hermes", True, False)),
+        ("glm", "auto", Selection("glm", True, True)),
+        ("none", "auto", Selection("hermes", False, True)),
+        ("auto", "none", Selection("hermes", True, False)),
         ("none", "none", Selection("", False, False)),
         ("none", "mistral", Selection("mistral", False, True)),
-        ("", "think", Selection("hermes", True, True)),
+        ("auto", "think", Selection("hermes", True, True)),
         ("qwen_xml", "hermes", Selection("qwen_xml", True, True)),
         ("pythonic", "none", Selection("pythonic", True, False)),
-        ("pythonic", "", Selection("pythonic", True, False)),
+        ("pythonic", "auto", Selection("pythonic", True, False)),
     ],
 )
 def test_flags_come_first(calls: str, thoughts: str, selection: Selection) -> None:
@@ -60,8 +61,8 @@ def test_a_template_with_thoughts_only_and_a_flag_for_calls() -> None:
 @pytest.mark.parametrize(
     ("calls", "thoughts", "flag"),
     [
-        ("hermes2", "", "--tool-call-parser hermes2"),
-        ("", "deep", "--reasoning-parser deep"),
+        ("hermes2", "auto", "--tool-call-parser hermes2"),
+        ("auto", "deep", "--reasoning-parser deep"),
         ("hermes", "mistral", "--reasoning-parser mistral"),
         ("harmony", "think", "--reasoning-parser think"),
         ("llama_json", "think", "--reasoning-parser think"),
@@ -70,6 +71,10 @@ def test_a_template_with_thoughts_only_and_a_flag_for_calls() -> None:
 def test_flags_that_cannot_be(calls: str, thoughts: str, flag: str) -> None:
     with pytest.raises(ValueError, match=flag):
         select("", calls, thoughts)
+
+
+def test_the_names_that_flags_take_are_those_of_the_parsers() -> None:
+    assert {*ParserName} == {ParserName.AUTO, ParserName.NONE, *FAMILIES}
 
 
 def test_every_marker_has_a_family() -> None:
