@@ -99,13 +99,19 @@ constexpr int kBlocksAheadBytes = 2048;
 template <class Format>
 struct WidenedPanels {
   static constexpr bool kAsksAhead = true;
-  static constexpr int64_t kStepsAlone = 6;  // whose weights leave room in the first-level cache for what they are made of
+  static constexpr int64_t kStepsAlone = 3;  // whose weights leave room in the first-level cache for what they are made of
   static constexpr int64_t kHeldStepBytes = kPanelGroupBytes<Format>, kScratchBytes = kStepsPerPart * kStepBytes;
 
   const GroupedWeight& weight;
 
   const char* held(int64_t panel, int64_t step) const {
     return grouped_panel<Format>(weight, panel) + step * kPanelGroupBytes<Format>;
+  }
+
+  // Has the beginning of a panel on its way before `get` wants it.
+  void ask_for(int64_t panel) const {
+    const char* start = held(panel, 0);
+    for (int byte = 0; byte < kBlocksAheadBytes; byte += 64) _mm_prefetch(start + byte, _MM_HINT_T1);
   }
 
   const char* get(int64_t panel, int64_t step, int64_t count, char* scratch) const {

@@ -14,7 +14,7 @@ struct Item {
 // Panels of an item are read once from memory and then stay in the second-level cache while rows pass, as do the rows.
 constexpr int64_t kItemPanelBytes = 256 << 10, kItemRowBytes = 1 << 20;
 // So many items for each thread, so that one of them is not left alone with the last for long.
-constexpr int64_t kItemsPerThread = 8;
+constexpr int64_t kItemsPerThread = 4;
 constexpr int64_t kRowGranularity = 96;  // whole blocks of rows on every instruction set
 
 OCTAVO_INLINE int64_t clamp(int64_t value, int64_t low, int64_t high) {

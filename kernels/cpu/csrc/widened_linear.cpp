@@ -22,9 +22,13 @@ OCTAVO_KERNEL(widened_linear, WidenedLinearArgs) {
     using Format = decltype(format);
     const RowsOfX x{args.x, args.weight.num_inputs};
     const Split split = split_of<Format>(args.weight, args.weight.num_inputs * sizeof(bf16), work);
+    const WidenedPanels<Format> panels{args.weight};
     Tiles tiles;
-    for (int64_t index = work.take(); index < split.num_items(); index = work.take()) {
-      compute_with_tiles(x, WidenedPanels<Format>{args.weight}, args.output, work, split.item(index), tiles);
+    // The next item is taken before this one is computed, so that its weights are on their way from memory.
+    for (int64_t index = work.take(), next = 0; index < split.num_items(); index = next) {
+      next = work.take();
+      if (next < split.num_items()) panels.ask_for(split.item(next).first_panel);
+      compute_with_tiles(x, panels, args.output, work, split.item(index), tiles);
     }
   });
 }
