@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from server_process import ServerProcess
 
 pytestmark = pytest.mark.model
 
 MODEL = "smollm2-135m"
-PATIENCE_S = 300.0
 VOCAB_SIZE = 49152
 PROMPT = "The capital of France is"
 QUESTION = [{"role": "user", "content": "Write an emoji and a Chinese word."}]
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(MODEL, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory", "1GiB") as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: ServerProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
-        yield client
 
 
 async def complete(client: openai.AsyncOpenAI, **arguments: Any) -> Any:
@@ -39,9 +23,9 @@ async def complete(client: openai.AsyncOpenAI, **arguments: Any) -> Any:
     return answer.choices[0]
 
 
-async def test_a_text_is_scored_as_it_was_when_it_was_generated(client: openai.AsyncOpenAI) -> None:
-    generated = await complete(client, logprobs=3)
-    scored = await complete(client, prompt=PROMPT + generated.text, max_tokens=0, echo=True, logprobs=3)
+async def test_a_text_is_scored_as_it_was_when_it_was_generated(embedded_client: openai.AsyncOpenAI) -> None:
+    generated = await complete(embedded_client, logprobs=3)
+    scored = await complete(embedded_client, prompt=PROMPT + generated.text, max_tokens=0, echo=True, logprobs=3)
     num_tokens = len(generated.logprobs.tokens)
     assert num_tokens == 8
     assert scored.text == PROMPT + generated.text
@@ -51,8 +35,8 @@ async def test_a_text_is_scored_as_it_was_when_it_was_generated(client: openai.A
     assert scored.logprobs.top_logprobs[-num_tokens:] == generated.logprobs.top_logprobs
 
 
-async def test_b16_a_greedy_token_is_the_likeliest_of_its_own_place(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(
+async def test_b16_a_greedy_token_is_the_likeliest_of_its_own_place(embedded_client: openai.AsyncOpenAI) -> None:
+    answer = await embedded_client.chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, max_tokens=16, logprobs=True, top_logprobs=3
     )
     (choice,) = answer.choices
@@ -70,14 +54,14 @@ async def test_b16_a_greedy_token_is_the_likeliest_of_its_own_place(client: open
     assert len({entry.top_logprobs[0].logprob for entry in entries}) > 1
 
 
-async def test_a_stream_joined_is_the_whole_answer_with_its_logprobs(client: openai.AsyncOpenAI) -> None:
+async def test_a_stream_joined_is_the_whole_answer_with_its_logprobs(embedded_client: openai.AsyncOpenAI) -> None:
     arguments: dict[str, Any] = {
         "model": MODEL, "messages": QUESTION, "temperature": 1, "seed": 3, "max_tokens": 40, "n": 2,
         "logprobs": True, "top_logprobs": 2, "stop": ["."],
     }  # fmt: skip
-    whole = await client.chat.completions.create(**arguments)
+    whole = await embedded_client.chat.completions.create(**arguments)
     texts, entries = ["", ""], [[], []]  # type: ignore[var-annotated]
-    async for chunk in await client.chat.completions.create(**arguments, stream=True):
+    async for chunk in await embedded_client.chat.completions.create(**arguments, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             entries[choice.index] += (choice.logprobs.content or []) if choice.logprobs is not None else []
@@ -85,36 +69,36 @@ async def test_a_stream_joined_is_the_whole_answer_with_its_logprobs(client: ope
     assert entries == [choice.logprobs.content for choice in whole.choices if choice.logprobs is not None]
 
 
-async def test_b27_bad_ids_disturb_nobody_and_a_bias_forces_and_bans(client: openai.AsyncOpenAI) -> None:
-    alone = await complete(client, max_tokens=30)
-    beside = [asyncio.create_task(complete(client, max_tokens=30)) for _ in range(3)]
+async def test_b27_bad_ids_disturb_nobody_and_a_bias_forces_and_bans(embedded_client: openai.AsyncOpenAI) -> None:
+    alone = await complete(embedded_client, max_tokens=30)
+    beside = [asyncio.create_task(complete(embedded_client, max_tokens=30)) for _ in range(3)]
     for bias in ({"99999999": 5, "-1": 1}, {"abc": 1}, {str(VOCAB_SIZE): 1}, {"1": 101}):
         with pytest.raises(openai.BadRequestError) as problem:
-            await complete(client, logit_bias=bias)
+            await complete(embedded_client, logit_bias=bias)
         assert problem.value.param == "logit_bias"
     ids = {"return_token_ids": True}
-    forced = await complete(client, temperature=1, logit_bias={"42": 100}, extra_body=ids)
-    first_id = (await complete(client, extra_body=ids)).token_ids[0]
-    banned = await complete(client, logit_bias={str(first_id): -100}, extra_body=ids)
+    forced = await complete(embedded_client, temperature=1, logit_bias={"42": 100}, extra_body=ids)
+    first_id = (await complete(embedded_client, extra_body=ids)).token_ids[0]
+    banned = await complete(embedded_client, logit_bias={str(first_id): -100}, extra_body=ids)
     assert forced.token_ids == [42] * 8
     assert first_id not in banned.token_ids
     assert [(await each).text for each in beside] == [alone.text] * 3
 
 
-async def test_bad_words_and_allowed_tokens_hold(client: openai.AsyncOpenAI) -> None:
-    free = await complete(client)
+async def test_bad_words_and_allowed_tokens_hold(embedded_client: openai.AsyncOpenAI) -> None:
+    free = await complete(embedded_client)
     word = free.text.split()[0].strip(".,")
-    assert word not in (await complete(client, extra_body={"bad_words": [word]})).text
-    allowed = await complete(client, extra_body={"allowed_token_ids": [100, 101], "return_token_ids": True})
+    assert word not in (await complete(embedded_client, extra_body={"bad_words": [word]})).text
+    allowed = await complete(embedded_client, extra_body={"allowed_token_ids": [100, 101], "return_token_ids": True})
     assert {*allowed.token_ids} <= {100, 101}
     with pytest.raises(openai.BadRequestError) as problem:
-        await complete(client, extra_body={"allowed_token_ids": [28], "bad_words": [","]})  # 28 is the comma
+        await complete(embedded_client, extra_body={"allowed_token_ids": [28], "bad_words": [","]})  # 28 is the comma
     assert problem.value.code == "no_token_left"
 
 
-async def test_b35_only_what_follows_a_continued_message_comes_back(client: openai.AsyncOpenAI) -> None:
+async def test_b35_only_what_follows_a_continued_message_comes_back(embedded_client: openai.AsyncOpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Name a fruit."}, {"role": "assistant", "content": "Fruits:\n1."}]
-    answer = await client.chat.completions.create(
+    answer = await embedded_client.chat.completions.create(
         model=MODEL, messages=messages, temperature=0, max_tokens=5, extra_body={"continue_final_message": True}
     )
     assert not (answer.choices[0].message.content or "").startswith("Fruits")
