@@ -204,7 +204,7 @@ class SchedulerConfig(Config, frozen=True):
     scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
     admission_policy: AdmissionPolicy = AdmissionPolicy.WATERMARK
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    max_prefill_share: Fraction = 0.25
+    max_prefill_share: Fraction = 0.5
     max_preemptions_per_request: Positive = 4
 
     def __post_init__(self) -> None:

@@ -86,7 +86,9 @@ late(likeliest_tokens, _candidates)
 
 
 @backend(NAME, implements=plan_attention)
-def fake_plan(query_lens: np.ndarray, seq_lens: np.ndarray, heads: Any, window: int | None = None) -> AttentionPlan:
+def fake_plan(
+    query_lens: np.ndarray, seq_lens: np.ndarray, heads: Any, window: int | None = None, tables: object = None
+) -> AttentionPlan:
     """Wide requests first, as plans have them."""
     requests = np.argsort(query_lens == 1, kind="stable")
     work = np.zeros((len(requests), 4), np.int32)

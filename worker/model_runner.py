@@ -20,6 +20,7 @@ import torch
 
 from octavo.kernels.ops.attention import (
     AttentionPlan,
+    BlockTables,
     PlanCapacity,
     decode_plan_capacity,
     plan_attention,
@@ -168,7 +169,9 @@ class ModelRunner:
         """Run the model and choose tokens."""
         choices = make_choices(self.states, batch)
         prompt_tokens = find_prompt_tokens(self.states, batch)
-        plan = plan_attention(batch.num_scheduled_tokens.astype(np.int32), batch.seq_lens, self.model.heads)
+        tables = BlockTables(batch.block_tables, self.block_size)
+        query_lens = batch.num_scheduled_tokens.astype(np.int32)
+        plan = plan_attention(query_lens, batch.seq_lens, self.model.heads, tables=tables)
         graph = self.graphs.find(batch, plan)
         arrays = forward_arrays(batch, plan) if graph is None else graph.arrays(batch, plan)
         arrays |= choice_arrays(self.states, self.sampler, self.edits, choices)

@@ -37,6 +37,7 @@ from octavo.worker.largest_step import LargestStep, measure_largest_step
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import LlamaConfig
 from octavo.worker.models.llama import LlamaForCausalLM
+from octavo.worker.page_supply import PageSupply
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler
 from octavo.worker.step_loop import StepLoop
@@ -219,6 +220,7 @@ def run_worker(launch: Launch, model_config: LlamaConfig, link: Receiver, report
     runner, ready = build_runner(launch.config, model_config, reporter, launch.index)
     link.send(encode(ready))
     reporter.ready(f"{ready.num_device_blocks} KV blocks")
-    loop = StepLoop(runner, link, launch.config.scheduler.max_steps_in_flight)
+    pages = PageSupply(runner.kv_cache) if runner.device.uses_host_memory else None
+    loop = StepLoop(runner, link, launch.config.scheduler.max_steps_in_flight, pages)
     while True:
         loop.turn()

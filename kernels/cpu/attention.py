@@ -13,6 +13,7 @@ from octavo.kernels.cpu.execution import EXECUTOR
 from octavo.kernels.cpu.kv_cache import KvCacheArgs, kv_cache_args, token_stride
 from octavo.kernels.ops.attention import (
     AttentionPlan,
+    BlockTables,
     HeadShape,
     PlanCapacity,
     decode_plan_capacity,
@@ -51,9 +52,13 @@ class _AttentionArgs(ctypes.Structure):
 
 @backend("cpu", implements=plan_attention)
 def cpu_plan_attention(
-    query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape, window: int | None = None
+    query_lens: np.ndarray,
+    seq_lens: np.ndarray,
+    heads: HeadShape,
+    window: int | None = None,
+    tables: BlockTables | None = None,
 ) -> AttentionPlan | None:
-    return make_plan(query_lens, seq_lens, heads)
+    return make_plan(query_lens, seq_lens, heads, tables)
 
 
 @backend("cpu", implements=decode_plan_capacity)

@@ -61,6 +61,13 @@ class AttentionPlan(NamedTuple):
         return self._replace(work=self.work.to(device), reductions=self.reductions.to(device))
 
 
+class BlockTables(NamedTuple):
+    """Where the keys of a step's requests are: int32 [num_requests, ...] on the host, what is unused is anything."""
+
+    block_ids: np.ndarray
+    block_size: int
+
+
 class PlanCapacity(NamedTuple):
     """The most that a plan of some size can hold: rows of work, rows of reductions, partial results."""
 
@@ -71,7 +78,11 @@ class PlanCapacity(NamedTuple):
 
 @op
 def plan_attention(
-    query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape, window: int | None = None
+    query_lens: np.ndarray,
+    seq_lens: np.ndarray,
+    heads: HeadShape,
+    window: int | None = None,
+    tables: BlockTables | None = None,
 ) -> AttentionPlan | None:
     """Cut a step's attention into work of equal size, on the host, from host numbers alone.
 
@@ -80,6 +91,7 @@ def plan_attention(
         seq_lens: int32 [num_requests], tokens of each request with valid KV, this step's among them.
         heads: of the layers that will follow the plan.
         window: of these layers. A plan made without one serves layers with any window, at some empty work.
+        tables: with them, a backend may find the requests that have keys in the same blocks, and read those once.
 
     Returns:
         CPU tensors, or None from a backend that needs no plan, such as this reference.

@@ -25,6 +25,7 @@ import torch
 
 from octavo.kernels.ops.attention import (
     AttentionPlan,
+    BlockTables,
     HeadShape,
     PlanCapacity,
     decode_plan_capacity,
@@ -198,7 +199,11 @@ def _implement(name: str, tiling_of: Callable[[int], Tiling]) -> _Implementation
 
     @backend(name, implements=plan_attention)
     def plan(
-        query_lens: np.ndarray, seq_lens: np.ndarray, heads: HeadShape, window: int | None = None
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        heads: HeadShape,
+        window: int | None = None,
+        tables: BlockTables | None = None,
     ) -> AttentionPlan | None:
         return make_plan(query_lens, seq_lens, heads, window, tiling_of(heads.head_dim))
 

@@ -10,7 +10,7 @@ import pytest
 from octavo.protocol.codec import decode_worker_event, encode
 from octavo.protocol.worker_messages import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.distributed_checksum import StepChecksum
-from octavo.worker.step_loop import StepLoop
+from octavo.worker.step_loop import IDLE_AFTER_S, StepLoop
 
 MAX_STEPS = 2
 
@@ -126,3 +126,41 @@ def test_a_result_that_nobody_takes_ends_the_worker():
     runner.steps[0].ready = True
     with pytest.raises(RuntimeError, match="takes no results"):
         loop.turn()
+
+
+class Pages:
+    """A supply that lacks some pieces."""
+
+    def __init__(self, num_lacking: int) -> None:
+        self.num_lacking = num_lacking
+        self.noted: list[int] = []
+
+    @property
+    def lacks_some(self) -> bool:
+        return self.num_lacking > 0
+
+    def add_some(self) -> None:
+        self.num_lacking -= 1
+
+    def note(self, step: SchedulerOutput) -> None:
+        self.noted.append(step.step_id)
+
+
+def test_pages_are_taken_when_no_step_came_for_a_while():
+    runner, link, pages = Runner(), Link(), Pages(3)
+    loop = StepLoop(runner, link, MAX_STEPS, pages)
+    loop.turn()
+    loop.turn()
+    assert (pages.num_lacking, link.timeouts_s) == (1, [IDLE_AFTER_S, 0])
+
+    link.frames.append(frame(0))
+    loop.turn()
+    loop.turn()
+    assert (pages.num_lacking, pages.noted, link.timeouts_s[2:]) == (1, [0], [0, 0]), "not beside a step"
+
+    runner.steps[0].ready = True
+    loop.turn()
+    loop.turn()
+    assert (pages.num_lacking, link.timeouts_s[4:]) == (0, [0, IDLE_AFTER_S]), "and not right behind one"
+    loop.turn()
+    assert link.timeouts_s[6:] == [None]

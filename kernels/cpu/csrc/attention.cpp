@@ -52,7 +52,7 @@ void load_queries(const AttentionArgs& args, const Geometry& geometry, const Ite
   const int64_t head_dim = args.cache.head_dim;
   typename Engine::Number* to = scratch.queries;
   for (int64_t query = 0; query < item.num_queries; query++) {
-    const T* from = static_cast<const T*>(args.query) + (item.first_token + query) * args.query_stride +
+    const T* from = static_cast<const T*>(args.query) + token_of(args, item, query) * args.query_stride +
                     item.head * geometry.group * head_dim;
     for (int64_t head = 0; head < geometry.group; head++, from += head_dim) {
       for (int64_t i = 0; i < geometry.dim; i += kLanes, to += kLanes) {
@@ -76,10 +76,10 @@ struct Rows {
   int end_tile;  // the first one behind what they see
 };
 
-Rows rows_at(const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t start, int64_t first) {
+Rows rows_at(const AttentionArgs& args, const Geometry& geometry, const Item& item, const Chunk& chunk, int64_t start, int64_t first) {
   const int64_t left = item.num_queries * geometry.group - first;
   const int count = static_cast<int>(left < kRows ? left : kRows);
-  const int64_t num_keys = item.position + (first + count - 1) / geometry.group + 1 - start;
+  const int64_t num_keys = position_of(args, item, (first + count - 1) / geometry.group) + 1 - start;
   const int64_t num_tiles = num_keys > 0 ? (num_keys + kTileTokens - 1) / kTileTokens : 0;
   return {first, count, static_cast<int>(num_tiles < chunk.end_tile ? num_tiles : chunk.end_tile)};
 }
@@ -92,7 +92,7 @@ void weigh_chunk(const AttentionArgs& args, const Geometry& geometry, const Item
   states.clear();
   RowKeys keys[kRows];
   for (int i = 0; i < rows.count; i++) {
-    const int64_t end = item.position + (rows.first + i) / geometry.group + 1 - start;
+    const int64_t end = position_of(args, item, (rows.first + i) / geometry.group) + 1 - start;
     const int64_t begin = args.window > 0 ? end - args.window : 0;
     keys[i] = {static_cast<int>(begin < 0 ? 0 : begin < kChunkTokens ? begin : kChunkTokens),
                static_cast<int>(end < 0 ? 0 : end < kChunkTokens ? end : kChunkTokens)};
@@ -117,11 +117,12 @@ void store_result(const AttentionArgs& args, const Geometry& geometry, int64_t t
   }
 }
 
-// Puts one chunk's result of an item with one query where the reduction finds it.
-void store_partials(const AttentionArgs& args, const Geometry& geometry, const Item& item, int64_t chunk, int64_t row,
-                    int num_rows, const RowStates& states, const float* chunk_sums) {
-  float* to = item.partials + (chunk * args.num_query_heads + row) * geometry.partial_stride;
-  for (int i = 0; i < num_rows; i++, to += geometry.partial_stride) {
+// Puts one chunk's results where the reductions find them.
+void store_partials(const AttentionArgs& args, const Geometry& geometry, const Item& item, int64_t chunk,
+                    const Rows& rows, const RowStates& states, const float* chunk_sums) {
+  for (int i = 0; i < rows.count; i++) {
+    const int64_t row = rows.first + i, partial = item.reduction(row / geometry.group)[2] + chunk;
+    float* to = partial_at(args, geometry, partial, item.head * geometry.group + row % geometry.group);
     std::memcpy(to, chunk_sums + i * geometry.dim, geometry.dim * sizeof(float));
     to[geometry.dim] = states.largest[i];
     to[geometry.dim + 1] = states.total[i];
@@ -139,13 +140,13 @@ void attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Ite
       Engine::score(queries, rows.count, chunk, rows.end_tile, geometry.dim, products, ahead);
     }
   };
-  Rows rows = rows_at(geometry, item, chunk, start, 0);
+  Rows rows = rows_at(args, geometry, item, chunk, start, 0);
   score(rows, scratch.products);
   for (int turn = 0; rows.first < num_rows; turn ^= 1) {
     Rows next = rows;
     next.first += kRows;
     if (next.first < num_rows) {
-      next = rows_at(geometry, item, chunk, start, next.first);
+      next = rows_at(args, geometry, item, chunk, start, next.first);
       score(next, scratch.products + (turn ^ 1) * kRows * kChunkTokens);  // while this turn's weights are computed
     }
     RowStates states;
@@ -155,8 +156,8 @@ void attend_chunk(const AttentionArgs& args, const Geometry& geometry, const Ite
     } else {
       states.clear();
     }
-    if (item.partials != nullptr) {
-      store_partials(args, geometry, item, index - item.first_chunk, rows.first, rows.count, states, scratch.chunk_sums);
+    if (item.is_partial()) {
+      store_partials(args, geometry, item, index, rows, states, scratch.chunk_sums);
     } else {
       join_chunk(scratch.states[rows.first / kRows], scratch.sums + rows.first * geometry.dim, states, scratch.chunk_sums,
                  geometry.dim, rows.count, geometry.dim);
@@ -182,7 +183,7 @@ void run_item(const AttentionArgs& args, const Geometry& geometry, const Item& i
     attend_chunk(args, geometry, item, chunk, index, rule, scratch, ahead);
     ahead.ask_for_rest();
   }
-  if (item.partials != nullptr) return;
+  if (item.is_partial()) return;
   for (int64_t row = 0; row < num_rows; row++) {
     const int64_t token = item.first_token + row / geometry.group;
     const int64_t head = item.head * geometry.group + row % geometry.group;

@@ -1,6 +1,8 @@
 // What attention is given, its items of work, and what an item reads.
 //
-// An item is some queries of one request, the query heads of one KV head, and a range of chunks of 128 keys.
+// An item is some queries, the query heads of one KV head, and a range of chunks of 128 keys. The queries are neighbours
+// of one request, which see all keys up to their own; or the last ones of several requests that have the keys of these
+// chunks in the same blocks, or of one, whose results of each chunk are joined later.
 #pragma once
 
 #include "attention_softmax.h"
@@ -15,8 +17,8 @@ struct AttentionArgs {
   const int32_t* seq_lens;           // [requests]
   const int32_t* block_tables;       // [requests, ...]
   const float* kv_scales;            // [2], for fp8
-  const int32_t* work;               // [num_work, 4]: request, first query, first chunk, reduction or -1; ends with -1
-  const int32_t* reductions;         // [num_reductions, 4]: request, first query, first partial, chunks of an item
+  const int32_t* work;               // [num_work, 4], see `read_item`; ends with -1
+  const int32_t* reductions;         // [num_reductions, 4]: request, first query, first partial result, unused
   float* partials;                   // [partials, num_query_heads, padded head_dim + 16]: sums, largest, total
   void* out;                         // [tokens, num_query_heads, head_dim]
   int64_t query_stride;              // numbers from a token to the next
@@ -32,14 +34,17 @@ struct AttentionArgs {
 };
 
 struct Item {
-  int64_t request;
-  int64_t head;         // of the keys
-  int64_t first_token;  // of the step's
+  int64_t request;            // in whose block table the keys are found
+  int64_t head;               // of the keys
+  int64_t first_token;        // of the step's
   int64_t num_queries;
-  int64_t position;     // of the first query in its request
+  int64_t position;           // of the first query in its request
   int64_t first_chunk;
   int64_t end_chunk;
-  float* partials;      // of the first chunk and query head; null: the result goes out
+  const int32_t* reductions;  // one for each query, of a request each; null: the result goes out
+
+  bool is_partial() const { return reductions != nullptr; }
+  const int32_t* reduction(int64_t query) const { return reductions + 4 * query; }
 };
 
 struct Geometry {
@@ -60,23 +65,39 @@ OCTAVO_INLINE float* partial_at(const AttentionArgs& args, const Geometry& geome
   return args.partials + (partial * args.num_query_heads + head) * geometry.partial_stride;
 }
 
-// Reads item `index`; false when there are no more.
+// The token of the step which is an item's query.
+OCTAVO_INLINE int64_t token_of(const AttentionArgs& args, const Item& item, int64_t query) {
+  if (!item.is_partial()) return item.first_token + query;
+  return args.query_start_loc[item.reduction(query)[0]] + item.reduction(query)[1];
+}
+
+// The position of an item's query in its request.
+OCTAVO_INLINE int64_t position_of(const AttentionArgs& args, const Item& item, int64_t query) {
+  return item.is_partial() ? args.seq_lens[item.reduction(query)[0]] - 1 : item.position + query;
+}
+
+OCTAVO_INLINE int64_t chunks_up_to(int64_t position) { return position / kChunkTokens + 1; }
+
+// Reads item `index`; false when there are no more. A row of work is (request, first query, first chunk, -1), or (first
+// reduction, minus the number of reductions, first chunk, number of chunks).
 OCTAVO_INLINE bool read_item(const AttentionArgs& args, const Geometry& geometry, int64_t index, Item& item) {
-  const int64_t row = index / args.cache.num_kv_heads;
+  const int64_t row = index / args.cache.num_kv_heads, head = index % args.cache.num_kv_heads;
   const int32_t* work = args.work + 4 * row;
   if (row >= args.num_work || work[0] < 0) return false;
+  if (work[1] < 0) {
+    const int32_t* reductions = args.reductions + 4 * work[0];
+    const int64_t position = args.seq_lens[reductions[0]] - 1, last = chunks_up_to(position);
+    const int64_t end = work[2] + work[3];
+    item = {reductions[0], head, 0, -work[1], position, work[2], end < last ? end : last, reductions};
+    return true;
+  }
   const int64_t request = work[0], first_query = work[1];
   const int64_t first_token = args.query_start_loc[request], end_token = args.query_start_loc[request + 1];
   const int64_t left = end_token - first_token - first_query, position = args.seq_lens[request] - left;
-  item = {request, index % args.cache.num_kv_heads, first_token + first_query,
-          left < args.max_item_queries ? left : args.max_item_queries, position, work[2], 0, nullptr};
-  item.end_chunk = (position + item.num_queries + kChunkTokens - 1) / kChunkTokens;
-  if (work[3] >= 0) {
-    const int32_t* reduction = args.reductions + 4 * work[3];
-    const int64_t end = item.first_chunk + reduction[3];
-    if (end < item.end_chunk) item.end_chunk = end;
-    item.partials = partial_at(args, geometry, reduction[2] + item.first_chunk, item.head * geometry.group);
-  } else if (args.window > 0 && position >= args.window) {
+  item = {request, head, first_token + first_query, left < args.max_item_queries ? left : args.max_item_queries,
+          position, work[2], 0, nullptr};
+  item.end_chunk = chunks_up_to(position + item.num_queries - 1);
+  if (args.window > 0 && position >= args.window) {
     const int64_t first_visible = (position - args.window + 1) / kChunkTokens;
     if (first_visible > item.first_chunk) item.first_chunk = first_visible;
   }
@@ -89,8 +110,14 @@ struct Visible {
   int64_t end;
 };
 OCTAVO_INLINE Visible visible_of(const AttentionArgs& args, const Item& item) {
-  const int64_t begin = args.window > 0 && item.position >= args.window ? item.position - args.window + 1 : 0;
-  return {begin, item.position + item.num_queries};
+  int64_t first = item.position, last = item.position + (item.is_partial() ? 0 : item.num_queries - 1);
+  if (args.window > 0 && item.is_partial()) {
+    for (int64_t query = 1; query < item.num_queries; query++) {
+      const int64_t position = position_of(args, item, query);
+      if (position < first) first = position;
+    }
+  }
+  return {args.window > 0 && first >= args.window ? first - args.window + 1 : 0, last + 1};
 }
 
 // Adds the keys of an item's chunk; of bytes, which are widened as soon as they are found, its values, too.

@@ -7,7 +7,11 @@ namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
-constexpr int kTokensAtATime = 4;
+// Tokens of a prompt share the lines of a tile, which two threads would take from each other; few tokens are of
+// different requests, and share nothing.
+constexpr int64_t kManyTokens = 64;
+
+OCTAVO_INLINE int64_t tokens_at_a_time(int64_t num_rows) { return num_rows < kManyTokens ? 4 : kTileTokens; }
 
 struct WriteKvArgs {
   KvCache cache;
@@ -147,8 +151,9 @@ void write_token(const WriteKvArgs& args, int64_t token, Work& work) {
 }
 
 OCTAVO_KERNEL(write_kv, WriteKvArgs) {
-  for (int64_t first = work.take(kTokensAtATime); first < work.num_rows; first = work.take(kTokensAtATime)) {
-    for (int64_t token = first; token < first + kTokensAtATime && token < work.num_rows; token++) {
+  const int64_t step = tokens_at_a_time(work.num_rows);
+  for (int64_t first = work.take(step); first < work.num_rows; first = work.take(step)) {
+    for (int64_t token = first; token < first + step && token < work.num_rows; token++) {
       args.is_bf16 ? write_token<bf16>(args, token, work) : write_token<float>(args, token, work);
     }
   }

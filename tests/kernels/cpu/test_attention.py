@@ -15,7 +15,7 @@ from kernel_checks import DTYPES, assert_close
 from octavo.kernels.cpu.attention import cpu_paged_attention, cpu_plan_attention
 from octavo.kernels.cpu.attention_plan import CHUNK_TOKENS, ITEMS_PER_THREAD, make_plan, plan_capacity
 from octavo.kernels.cpu.execution import EXECUTOR, Executor
-from octavo.kernels.ops.attention import HeadShape
+from octavo.kernels.ops.attention import BlockTables, HeadShape
 
 RAGGED = Case([1, 1, 5, 1, 150, 1], [299, 12, 130, 0, 40, 700], num_kv_heads=3, group=3, head_dim=64)
 LAYOUTS = [
@@ -185,19 +185,40 @@ def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], names: 
         cpu_paged_attention(**(step._asdict() | {"scale": SCALE} | change))
 
 
-@pytest.mark.parametrize("seed", range(40))
+def random_tables(rng: np.random.Generator, num_requests: int, num_blocks: int) -> np.ndarray:
+    """Block tables of requests of which some begin with the same blocks."""
+    tables = np.arange(num_requests * num_blocks, dtype=np.int32).reshape(num_requests, num_blocks)
+    for row in range(1, num_requests):
+        if rng.random() < 0.7:
+            num_shared = int(rng.integers(1, num_blocks))
+            tables[row, :num_shared] = tables[rng.integers(0, row), :num_shared]
+    return tables
+
+
+@pytest.mark.parametrize("seed", range(80))
 def test_plans_cover_every_query_once_and_fit_their_capacity(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_requests, heads = int(rng.integers(0, 60)), HeadShape(*[(9, 3, 64), (32, 8, 128), (4, 4, 64)][seed % 3])
     query_lens = rng.choice([0, 1, 1, 1, 2, 100, 513] if seed % 2 else [1], num_requests).astype(np.int32)
     seq_lens = (query_lens + rng.integers(0, 5000, num_requests)).astype(np.int32)
-    plan = make_plan(query_lens, seq_lens, heads)
+    tables = random_tables(rng, num_requests, 5600 // 16) if seed % 4 < 2 else None
+    plan = make_plan(query_lens, seq_lens, heads, tables if tables is None else BlockTables(tables, 16))
     seen = np.zeros((num_requests, 600, 60), int)  # by chunk of the keys
+    max_queries = max(1, 96 * heads.num_kv_heads // heads.num_query_heads)
+    for first, second, first_chunk, last in plan.work.tolist():
+        if second >= 0:
+            assert last == -1
+            num_queries = min(query_lens[first] - second, max_queries)
+            seen[first, second : second + num_queries, first_chunk:] += 1
+            continue
+        assert -second <= max_queries
+        requests = plan.reductions[first : first - second, 0].numpy()
+        seen[requests, 0, first_chunk : first_chunk + last] += 1
+        if second < -1:
+            assert ((first_chunk + last) * CHUNK_TOKENS <= seq_lens[requests]).all()
+            keys = slice(first_chunk * CHUNK_TOKENS // 16, (first_chunk + last) * CHUNK_TOKENS // 16)
+            assert (tables[requests, keys] == tables[requests[0], keys]).all()
     num_partials = 0
-    for request, first, first_chunk, reduction in plan.work.tolist():
-        num_queries = min(query_lens[request] - first, max(1, 96 * heads.num_kv_heads // heads.num_query_heads))
-        end = 60 if reduction < 0 else first_chunk + int(plan.reductions[reduction, 3])
-        seen[request, first : first + num_queries, first_chunk:end] += 1
     for request, first, partial, _ in plan.reductions.tolist():
         assert (query_lens[request], first, partial) == (1, 0, num_partials)
         num_partials += -(-seq_lens[request] // CHUNK_TOKENS)
@@ -210,6 +231,45 @@ def test_plans_cover_every_query_once_and_fit_their_capacity(seed: int) -> None:
     assert len(plan.work) <= capacity.num_work + int(query_lens[query_lens > 1].sum())
     assert len(plan.reductions) <= capacity.num_reductions
     assert plan.num_partials <= capacity.num_partials
+
+
+def test_keys_in_the_same_blocks_are_read_once(executor: Executor) -> None:
+    tables = np.arange(16 * 70, dtype=np.int32).reshape(16, 70)
+    tables[:, :64] = tables[0, :64]
+    seq_lens = np.full(16, 1100, np.int32)
+    plan = make_plan(np.ones(16, np.int32), seq_lens, HeadShape(9, 3, 64), BlockTables(tables, 16))
+    shared = plan.work[plan.work[:, 1] == -16]
+    assert sorted(chunk for _, _, first, num in shared.tolist() for chunk in range(first, first + num)) == [*range(8)]
+    own = plan.work[plan.work[:, 1] == -1]
+    assert own[:, 2].tolist() == [8] * 16
+    assert len(shared) + len(own) == len(plan.work)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, {"dtype": torch.bfloat16, "window": 300}], ids=str)
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("block_size", [16, 48, 256])
+def test_requests_that_share_blocks_have_the_bits_of_each_alone(
+    each_isa, block_size: int, is_int8: bool, kind: dict[str, object]
+) -> None:
+    """Two groups, of which one has more rows than a tile, one request that shares nothing, and a prompt that does."""
+    if is_int8 and "is_fp8" in kind:
+        pytest.skip("a cache has one dtype")
+    past = [767, 511, 640, 515, 700, 513, 512, 300, 290, 256, 600, 520]
+    case = Case([1] * 11 + [40], past, num_kv_heads=3, group=3, head_dim=64, block_size=block_size, **kind)
+    built = build_for_cpu(case._replace(window=None), is_int8)  # what one does not see any more, another one does
+    options = built.options._replace(window=case.window)
+    tables = built.step.block_tables.clone()
+    for rows, num_tokens in (([0, 1, 2, 3, 4, 5, 6, 11], 512), ([7, 8, 9], 256)):
+        tables[rows, : num_tokens // block_size] = tables[rows[0], : num_tokens // block_size]
+    step = built.step._replace(block_tables=tables)
+    heads = HeadShape(9, 3, 64)
+    query_lens, seq_lens = step.query_start_loc.diff().numpy(), step.seq_lens.numpy()
+    plan = make_plan(query_lens, seq_lens, heads, BlockTables(tables.numpy(), block_size))
+    assert {-7, -3} <= set(plan.work[:, 1].tolist())
+    together = cpu_paged_attention(*step, SCALE, plan=plan, **options._asdict())
+    for row in range(12):
+        part, tokens = only(step, [row])
+        assert_same_bits([attend(part, options)], [together[tokens]])
 
 
 def test_few_requests_are_split_and_many_are_not(executor: Executor) -> None:
