@@ -82,6 +82,7 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        /,  # clients choose the names that follow
         **extra: bool | int | float | str,
     ) -> str:
         """Return the prompt; raises ChatTemplateError. Blocks up to the timeout: on an event loop use render_off_loop.
@@ -111,6 +112,7 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        /,
         **extra: bool | int | float | str,
     ) -> str:
         """Render in a thread."""

@@ -14,13 +14,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from octavo.api_server.api_keys import load_api_keys
 from octavo.api_server.child_process import module_command
+from octavo.api_server.client.flags import API_KEY_VARIABLE
 from octavo.api_server.device_detection import detect_device
 from octavo.api_server.model_source import ModelRequest, default_served_name, resolve_model
 from octavo.api_server.network import worker_environment
@@ -56,6 +57,10 @@ IPC_PREFIX = "octavo-ipc-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), less its end
 LONGEST_SOCKET_NAME = "/engine"
 SIMULATOR = "octavo.simulator"
+CLIENTS = {  # commands for running servers
+    "bench": "octavo.api_server.client.bench",
+    "chat": "octavo.api_server.client.chat",
+}
 REPLAY_WORKER = "octavo.worker.replay"
 
 
@@ -64,6 +69,8 @@ def main() -> None:
     open_missing_standard_streams()
     if sys.argv[1:2] == ["simulate"]:
         simulate(sys.argv[2:])
+    if sys.argv[1:] and sys.argv[1] in CLIENTS:
+        sys.exit(run_client(sys.argv[1], sys.argv[2:]))
     parser = build_parser()
     arguments = parser.parse_args()
     if arguments.version:
@@ -87,6 +94,11 @@ def simulate(arguments: Sequence[str]) -> NoReturn:
         sys.exit(ExitCode.FAILURE)
     command = (*module_command(SIMULATOR), *arguments)
     os.execv(command[0], command)  # noqa: S606 - no shell
+
+
+def run_client(command: str, arguments: Sequence[str]) -> int:
+    """Run a command that talks to a server; it has flags of its own and is imported only now."""
+    return int(import_module(CLIENTS[command]).main(arguments, os.environ.get(API_KEY_VARIABLE)))
 
 
 def choose_engine(parser: Parser, arguments: argparse.Namespace) -> None:

@@ -32,6 +32,7 @@ class ErrorKind(Enum):
     UNSUPPORTED = (400, INVALID_REQUEST, "unsupported_parameter")
     CONTEXT_LENGTH_EXCEEDED = (400, INVALID_REQUEST, "context_length_exceeded")
     NO_TOKEN_LEFT = (400, INVALID_REQUEST, "no_token_left")
+    GRAMMAR_FAILED = (400, INVALID_REQUEST, "grammar_failed")
     UNAUTHORIZED = (401, INVALID_REQUEST, "invalid_api_key")
     HOST_NOT_ALLOWED = (403, INVALID_REQUEST, "host_not_allowed")
     MODEL_NOT_FOUND = (404, INVALID_REQUEST, "model_not_found")
@@ -68,6 +69,7 @@ class ErrorShape(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -91,6 +93,14 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "error"
     error: ErrorDetail
     request_id: str
+
+
+class OllamaErrorBody(msgspec.Struct, frozen=True):
+    """Ollama's error, which is a text. `param` and `code` are ours, as on every other route."""
+
+    error: str
+    param: str | None
+    code: str
 
 
 class ApiError(Exception):
@@ -133,6 +143,8 @@ class ApiError(Exception):
         """Render the body in the shape of a route's API."""
         if shape is ErrorShape.OPENAI:
             return self.to_json()
+        if shape is ErrorShape.OLLAMA:
+            return msgspec.json.encode(OllamaErrorBody(self.message, self.param, self.kind.value[2]))
         return msgspec.json.encode(AnthropicErrorBody(error=self._anthropic_detail, request_id=request_id))
 
     @property
@@ -176,4 +188,6 @@ def from_engine(output: RequestOutput) -> ApiError:
         return ApiError(ErrorKind.NUMERICAL_ERROR, "the model computed values that are no numbers for this request")
     if output.error is ErrorCode.NOTHING_ALLOWED:
         return ApiError(ErrorKind.NO_TOKEN_LEFT, "the request's own options forbid every token that could come next")
+    if output.error is ErrorCode.GRAMMAR_FAILED:
+        return ApiError(ErrorKind.GRAMMAR_FAILED, "the request's grammar or schema became too large to be followed")
     return internal_error()

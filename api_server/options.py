@@ -56,6 +56,8 @@ def build_parser() -> Parser:
         "cluster-key", help="write a new secret for --cluster-key-file", allow_abbrev=False
     )
     cluster_key.add_argument("file", metavar="FILE", type=Path, help="new file; give every node a copy")
+    commands.add_parser("bench", help="measure a running server", add_help=False)
+    commands.add_parser("chat", help="talk to a running server", add_help=False)
     commands.add_parser("simulate", help="replay a trace with the real scheduler and a cost model", add_help=False)
     return parser
 

@@ -143,11 +143,8 @@ def has_room(situation: Situation, policy: AdmissionPolicy, max_preemptions: int
 def why_never(request: Request, max_num_seqs: int, max_model_len: int, manager: KVCacheManager) -> str | None:
     """Why the request could not run even alone, with the numbers; None when it could."""
     num_beams = 1 if request.beam_group is None else request.beam_group.params.num_beams
-    if request.num_prompt_tokens >= max_model_len:
-        return (
-            f"the prompt has {request.num_prompt_tokens} tokens; the context of {max_model_len} tokens "
-            f"leaves room for at most {max_model_len - 1}"
-        )
+    if request.num_prompt_tokens > max_model_len:
+        return f"the prompt has {request.num_prompt_tokens} tokens; the context has room for {max_model_len}"
     if num_beams > max_num_seqs:
         return f"the search has {num_beams} beams; at most {max_num_seqs} may run at a time"
     num_needed_blocks = num_beams * manager.num_blocks_for(request.max_num_kv_tokens)

@@ -66,6 +66,8 @@ def why_malformed(command: AddRequest, vocab_size: int) -> str | None:
         return "num_candidates is set by the engine core"
     if command.beam_search is not None and command.output_token_ids:
         return "a beam search starts without output"
+    if command.beam_search is not None and command.sampling_params.grammar:
+        return "a beam search follows no grammar"
     return None
 
 
@@ -86,7 +88,7 @@ class Request:
         num_tokens: tokens known or pending.
         num_computed_tokens: tokens whose KV is valid, or will be once the steps in flight have run.
         max_num_tokens, max_num_output_tokens: tokens at which the request ends with FinishReason.LENGTH, in all and of
-            output.
+            output. Where the prompt fills the context, there is one of output, which is never computed.
         stop_token_ids: ids that end it with FinishReason.STOP; for look-up only.
         tenant, tenant_weight: whose request it is, and that tenant's share.
         fork_of, fork_of_order: id and order of the request whose prompt blocks it shares; "" for none.
@@ -145,8 +147,10 @@ class Request:
         self.status = RequestStatus.WAITING
         self.num_tokens = len(self.prompt_token_ids) + len(self.output_token_ids)
         self.num_computed_tokens = 0
-        self.max_num_tokens = min(len(self.prompt_token_ids) + params.max_tokens, model.max_model_len)
-        self.max_num_output_tokens = self.max_num_tokens - len(self.prompt_token_ids)
+        num_prompt_tokens = len(self.prompt_token_ids)
+        most_tokens = max(model.max_model_len, num_prompt_tokens + 1)
+        self.max_num_tokens = min(num_prompt_tokens + params.max_tokens, most_tokens)
+        self.max_num_output_tokens = self.max_num_tokens - num_prompt_tokens
         self.stop_token_ids = frozenset((*eos_token_ids, *params.stop_token_ids))
         self.tenant = command.tenant
         self.tenant_weight = command.tenant_weight

@@ -27,12 +27,16 @@ class FinishReason(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Why a request ended with FinishReason.ERROR. NOTHING_ALLOWED: its own options forbade every token."""
+    """Why a request ended with FinishReason.ERROR.
+
+    NOTHING_ALLOWED: its own options forbade every token; GRAMMAR_FAILED: its grammar became too large to follow.
+    """
 
     NEVER_FITS = "never_fits"
     NUMERICAL_ERROR = "numerical_error"
     NOTHING_ALLOWED = "nothing_allowed"
     INTERNAL_ERROR = "internal_error"
+    GRAMMAR_FAILED = "grammar_failed"
 
 
 class EarlyStopping(StrEnum):

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
+from octavo.protocol.grammar_limits import MAX_GRAMMAR_BYTES, MAX_NUM_GRAMMAR_START_TOKENS
 from octavo.protocol.logprobs import MAX_NUM_LOGPROBS
 
 MAX_SEED = 2**63 - 1
@@ -50,6 +51,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
         allowed_token_ids: ascending; empty allows all.
         num_logprobs: report the logprob of each output token and of so many of the likeliest; NO_LOGPROBS: of none.
         num_prompt_logprobs: the same for the prompt's tokens.
+        grammar: text for llguidance (Lark, or its JSON form) that the output has to follow, up to its end and EOS; ""
+            for none. With `min_tokens` or `ignore_eos` there is none.
+        grammar_start_token_ids: the output is free up to the first of these tokens, and the grammar begins after it;
+            empty: it begins at once.
 
     Logits change in this order: forbidden tokens (allowed_token_ids, bad_words, min_tokens), logit_bias, repetition,
     frequency and presence penalty, temperature; then min_p, top_k and top_p choose. Greedy takes the largest before the
@@ -75,6 +80,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     allowed_token_ids: tuple[int, ...] = ()
     num_logprobs: int = NO_LOGPROBS
     num_prompt_logprobs: int = NO_LOGPROBS
+    grammar: str = ""
+    grammar_start_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError whose text starts with the name of the first field that is out of range."""
@@ -104,6 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
                 raise ValueError(f"{name} {rule}, got {getattr(self, name)!r}")
         if self.logit_bias or self.bad_words or self.allowed_token_ids:
             self._check_token_lists()
+        if self.grammar or self.grammar_start_token_ids:
+            self._check_grammar()
 
     def _check_token_lists(self) -> None:
         ids = [token_id for token_id, _ in self.logit_bias]
@@ -117,6 +126,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
             raise ValueError(f"bad_words must be of 1 to {MAX_BAD_WORD_TOKENS} tokens")
         if not _is_ascending(self.allowed_token_ids):
             raise ValueError("allowed_token_ids must be ascending token ids")
+
+    def _check_grammar(self) -> None:
+        num_bytes = len(self.grammar.encode())
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"grammar has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES}")
+        start_ids, most = self.grammar_start_token_ids, MAX_NUM_GRAMMAR_START_TOKENS
+        if not self.grammar or len(start_ids) > most:
+            raise ValueError(f"grammar_start_token_ids go with a grammar and are at most {most}")
+        if not all(0 <= token_id < 2**31 for token_id in start_ids):
+            raise ValueError("grammar_start_token_ids must be token ids")
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(self, name):
+                raise ValueError(f"{name} does not go with a grammar, which alone says where the output ends")
 
     @property
     def is_greedy(self) -> bool:

@@ -143,7 +143,7 @@ def expected_output(
         output.append(token_id)
         if token_id in stop_token_ids and len(output) > sampling_params.min_tokens:
             return output, FinishReason.STOP
-        if len(output) == sampling_params.max_tokens or len(prompt_token_ids) + len(output) == max_model_len:
+        if len(output) == sampling_params.max_tokens or len(prompt_token_ids) + len(output) >= max_model_len:
             return output, FinishReason.LENGTH
         compute(token_id)
 

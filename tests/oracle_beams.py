@@ -22,7 +22,7 @@ def expected_beams(
     """Outputs and scores of the best finished beams; `params.num_candidates` is what the engine core sets."""
     num_beams, penalty = beam_search.num_beams, beam_search.length_penalty
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-    max_length = min(params.max_tokens, max_model_len - len(prompt))
+    max_length = min(params.max_tokens, max(1, max_model_len - len(prompt)))
     running: list[tuple[list[int], float]] = [([], 0.0)]
     finished: list[tuple[list[int], float]] = []
     for length in range(1, max_length + 1):

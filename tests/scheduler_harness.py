@@ -230,13 +230,14 @@ class SchedulerHarness:
     def never_fits(self, command: AddRequest) -> bool:
         """The rule, worked out apart from the scheduler: the last token of a request takes no slot."""
         num_prompt_tokens, block_size = len(command.prompt_token_ids), self.config.cache.block_size
-        num_tokens = min(num_prompt_tokens + command.sampling_params.max_tokens, self.config.model.max_model_len)
+        max_model_len = max(self.config.model.max_model_len, num_prompt_tokens + 1)
+        num_tokens = min(num_prompt_tokens + command.sampling_params.max_tokens, max_model_len)
         num_beams = 1 if command.beam_search is None else command.beam_search.num_beams
         num_blocks = num_beams * -(-(num_tokens - 1) // block_size)
         if self.config.cache.enable_prefix_caching:
             num_blocks -= (num_beams - 1) * ((num_prompt_tokens - 1) // block_size)
         return (
-            num_prompt_tokens > self.config.model.max_model_len - 1
+            num_prompt_tokens > self.config.model.max_model_len
             or num_blocks > self.scheduler.kv_cache_manager.num_total_blocks
             or num_beams > self.config.scheduler.max_num_seqs
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import torch
 import transformers
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -26,6 +28,12 @@ def load_reference(gguf: Path) -> transformers.LlamaForCausalLM:
     model.tie_weights()
     model.generation_config.eos_token_id = None  # generate goes on after it, as the tests do
     return model.eval()
+
+
+@torch.no_grad()
+def all_logprobs(reference: transformers.LlamaForCausalLM, token_ids: list[int]) -> np.ndarray:
+    """Return fp32 [len(token_ids), vocab_size]: what each token says of the next one."""
+    return reference(torch.tensor([token_ids])).logits[0].log_softmax(-1).numpy()
 
 
 def encode_prompts(directory: Path) -> list[list[int]]:

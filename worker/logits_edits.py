@@ -2,7 +2,8 @@
 
 Forbidden tokens, bias and penalties, in the order of `SamplingParams`. A step in which no row asks for any has no
 arrays and does nothing. What follows from the tokens so far is either kept on the device, which has all of them
-(penalties), or left to it as a condition (bad words). So nothing here waits for the step before.
+(penalties), or left to it as a condition (bad words). So nothing here waits for the step before, but for the tokens of
+rows that follow a grammar (`grammar_masks`).
 
 Invariant: what a row may give next is a function of its request's options and output. So a row that got no token can
 be asked afterwards, when all is known, whether its own options left it none. Rejected: a look for what is left over,
@@ -17,13 +18,16 @@ import numpy as np
 import torch
 
 from octavo.kernels.ops.logits_edits import RowEdits, edit_logits
+from octavo.protocol.engine_messages import ErrorCode
 from octavo.worker.bad_words import Forbidden, forbidden_next, longest_beginning
 from octavo.worker.device import Device
+from octavo.worker.grammar import NO_GRAMMARS, Grammars
+from octavo.worker.grammar_masks import GrammarMasks
 from octavo.worker.penalty_counts import PenaltyCounts
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sampler import Sampler, SamplingRows
 from octavo.worker.sampling_table import SamplingTable
-from octavo.worker.token_masks import TokenMasks
+from octavo.worker.token_masks import TokenMasks, unpack_bits
 
 Array = Any  # np.ndarray on the host, torch.Tensor on the device
 
@@ -61,18 +65,22 @@ NO_EDITS = EditBatch()
 class LogitsEdits:
     """The edits of a rank that has logits."""
 
-    def __init__(self, states: RequestStates, sampler: Sampler, device: Device) -> None:
+    def __init__(
+        self, states: RequestStates, sampler: Sampler, device: Device, grammars: Grammars = NO_GRAMMARS
+    ) -> None:
         """`sampler` says which tokens there are, and which ones end requests."""
         self.states = states
         self.sampler = sampler
         self.masks = TokenMasks(states.num_rows, sampler.vocab_size, device)
+        self.grammar_masks = GrammarMasks(self.masks, grammars, states, device)
         self.counts = PenaltyCounts(states.num_rows, sampler.vocab_size, device)
 
     def assign(self, row: int) -> None:
         """Bring to the device what it needs of a row that was assigned; does not wait for it."""
         states, table = self.states, self.states.sampling
+        self.grammar_masks.assign(row)
         if table.allowed_token_ids[row]:
-            self.masks.assign(row, [i for i in table.allowed_token_ids[row] if i < self.sampler.vocab_size])
+            self.masks.assign(row, table.allowed_token_ids[row])
         if table.has_penalties[row]:
             num_prompt_tokens, num_tokens = states.num_prompt_tokens[row], states.num_tokens[row]
             token_ids = states.token_ids[row, :num_tokens]
@@ -99,6 +107,7 @@ class LogitsEdits:
             batch: tensors on the device of `logits`.
             last_token_ids: int64 [num_rows], each row's last token.
         """
+        self.grammar_masks.finish()
         if batch.conditions is not None:
             rows, token_ids, last_rows, expected_ids = batch.conditions
             is_met = last_token_ids[last_rows] == expected_ids
@@ -123,9 +132,20 @@ class LogitsEdits:
         if batch.count_rows is not None:
             self.counts.add(batch.count_rows, token_ids)
 
+    def why_no_token(self, row: int, output_position: int) -> ErrorCode:
+        """Return why `row` got no token at this place; its output before it has to be known."""
+        if self.grammar_masks.has_failed(row, output_position):
+            return ErrorCode.GRAMMAR_FAILED
+        if self.is_any_token_allowed(row, output_position):
+            return ErrorCode.NUMERICAL_ERROR
+        return ErrorCode.NOTHING_ALLOWED
+
     def is_any_token_allowed(self, row: int, output_position: int) -> bool:
         """Return whether the options of `row` left it a token at this place; its output before it has to be known."""
         allowed = self.states.sampling.allowed_token_ids[row] or range(self.sampler.vocab_size)
+        mask = self.grammar_masks.allowed_at(row, output_position)
+        if mask is not None:
+            allowed = unpack_bits(mask)
         forbidden = self._forbidden(row, output_position).token_ids
         return any(i not in forbidden for i in allowed if i < self.sampler.vocab_size)
 
@@ -186,7 +206,8 @@ def _columns(tuples: list[tuple[int, ...]]) -> np.ndarray | None:
 
 
 def _mask_rows(table: SamplingTable, rows: np.ndarray, edited: np.ndarray) -> np.ndarray | None:
-    masked = [index for index in edited.tolist() if table.allowed_token_ids[rows[index]]]
+    is_masked = table.has_grammar[rows]
+    masked = [index for index in edited.tolist() if is_masked[index] or table.allowed_token_ids[rows[index]]]
     if not masked:
         return None
     mask_rows = np.full(len(rows), -1)

@@ -3,8 +3,10 @@
 `launch` gives a step to the device and returns; `PendingStep.result` is what came of it. Between the two the next step
 may be launched: each row's last token stays on the device, in `last_token_ids`, and the next step takes it from there.
 Invariant: nothing in `launch` waits for the device, so that a step is there before the device is done with the one
-before; a device that does everything at once just returns later from it. With checksums of swapped blocks, a debugging
-aid, it does wait. Only rows that will be sampled, and those whose prompt logprobs are asked for, pass through the head.
+before; a device that does everything at once just returns later from it. There are two exceptions: checksums of swapped
+blocks, a debugging aid, and rows that follow a grammar, for which the step before has to end once the forward pass is
+with the device (`grammar_masks`). Only rows that will be sampled, and those whose prompt logprobs are asked for, pass
+through the head.
 
 Of a captured graph there is the forward pass alone: it has most of the operations and needs no options, while what
 follows it depends on who asks for what, and is given to the device while that is still busy with the forward pass.
@@ -32,6 +34,7 @@ from octavo.worker.cpu_device import CPU_DEVICE
 from octavo.worker.device import Device
 from octavo.worker.distributed import SINGLE_RANK, TensorParallelGroup
 from octavo.worker.distributed_checksum import with_checksum
+from octavo.worker.grammar import NO_GRAMMARS, Grammars
 from octavo.worker.graph import NO_GRAPHS, StepGraphs, capture_graphs, graph_sizes
 from octavo.worker.input_batch import InputBatch, make_input_batch
 from octavo.worker.logits_edits import LogitsEdits
@@ -71,6 +74,7 @@ class ModelRunner:
         device: Device = CPU_DEVICE,
         group: TensorParallelGroup = SINGLE_RANK,
         max_num_batched_tokens: int = 0,
+        grammars: Grammars = NO_GRAMMARS,
     ) -> None:
         """`kv_cache`, the device tier of `copier`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim].
 
@@ -86,7 +90,7 @@ class ModelRunner:
         self.group = group
         plan_bytes = plan_num_bytes(self.plan_capacity(states.num_requests))
         self.uploader = device.make_uploader(step_num_bytes(states, max_num_batched_tokens) + plan_bytes)
-        self.edits = LogitsEdits(states, sampler, device) if group.rank == 0 else None
+        self.edits = LogitsEdits(states, sampler, device, grammars) if group.rank == 0 else None
         self.last_token_ids = torch.zeros(states.num_rows, dtype=torch.int64, device=device.torch_device)
         self.graphs: StepGraphs | RecordedSteps = NO_GRAPHS
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -177,6 +181,8 @@ class ModelRunner:
         arrays |= choice_arrays(self.states, self.sampler, self.edits, choices)
         if prompt_tokens is not None:
             arrays |= prompt_tokens.arrays()
+        if self.edits is not None:
+            self.edits.grammar_masks.start(choices.rows[choices.drawn], self.last_token_ids)
         tensors = self.uploader.upload(arrays)
         self.copier.let_writes_follow_copies(batch.slot_mapping // self.block_size)
         if graph is None:

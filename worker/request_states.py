@@ -31,8 +31,8 @@ class RequestStates:
     Attributes (arrays are indexed by row):
         rows: request_id -> row.
         request_ids: row -> request_id, of rows in use.
-        token_ids: int64 [num_rows, max_model_len + 1], prompt then output; one more than a request may have, because a
-            step may be under way when the last one is sampled.
+        token_ids: int64 [num_rows, max_model_len + 1], prompt then output; one more than the context, because a step
+            may be under way when the last one is sampled, and a prompt that fills the context has a token behind it.
         block_tables: int32 [num_rows, blocks of that many tokens].
         num_tokens, num_prompt_tokens, num_computed_tokens, num_blocks: int64 [num_rows].
         has_failed: bool [num_rows], requests that get no more tokens.

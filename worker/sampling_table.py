@@ -25,9 +25,10 @@ class SamplingTable:
         repetition_penalties, presence_penalties, frequency_penalties: float32 [num_rows].
         num_logprobs, num_prompt_logprobs: int64 [num_rows], NO_LOGPROBS for none.
         has_penalties: bool [num_rows].
-        has_edits: bool [num_rows], whether a row changes its logits by penalties or by one of the next three.
+        has_grammar: bool [num_rows].
+        has_edits: bool [num_rows], whether a row changes its logits by penalties, a grammar, or one of the next three.
         logit_bias: per row, BIAS_ENTRY [num_biased].
-        bad_words, allowed_token_ids, stop_token_ids: per row.
+        bad_words, allowed_token_ids, stop_token_ids, grammars, grammar_start_token_ids: per row.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -45,11 +46,14 @@ class SamplingTable:
         self.num_logprobs = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.num_prompt_logprobs = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.has_penalties = np.zeros(num_rows, np.bool_)
+        self.has_grammar = np.zeros(num_rows, np.bool_)
         self.has_edits = np.zeros(num_rows, np.bool_)
         self.logit_bias = [NO_BIAS] * num_rows
         self.bad_words: list[tuple[tuple[int, ...], ...]] = [()] * num_rows
         self.allowed_token_ids: list[tuple[int, ...]] = [()] * num_rows
         self.stop_token_ids: list[tuple[int, ...]] = [()] * num_rows
+        self.grammars = [""] * num_rows
+        self.grammar_start_token_ids: list[tuple[int, ...]] = [()] * num_rows
 
     def assign(self, row: int, params: SamplingParams) -> None:
         """Replace all options of `row`."""
@@ -67,10 +71,13 @@ class SamplingTable:
         self.num_logprobs[row] = params.num_logprobs
         self.num_prompt_logprobs[row] = params.num_prompt_logprobs
         self.has_penalties[row] = params.has_penalties
+        self.has_grammar[row] = bool(params.grammar)
         self.has_edits[row] = bool(
-            params.has_penalties or params.logit_bias or params.bad_words or params.allowed_token_ids
+            params.has_penalties or params.logit_bias or params.bad_words or params.allowed_token_ids or params.grammar
         )
         self.logit_bias[row] = np.array(list(params.logit_bias), BIAS_ENTRY) if params.logit_bias else NO_BIAS
         self.bad_words[row] = params.bad_words
         self.allowed_token_ids[row] = params.allowed_token_ids
         self.stop_token_ids[row] = params.stop_token_ids
+        self.grammars[row] = params.grammar
+        self.grammar_start_token_ids[row] = params.grammar_start_token_ids

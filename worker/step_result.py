@@ -2,9 +2,9 @@
 
 The result is read in the order of the steps. Only then does the host learn the tokens, writes them into the rows, and
 sees who failed: a request whose logits are not a distribution (NaN, or nothing finite), be it because its own options
-left no token, fails alone, it gets no token, and its neighbours never see it. Its row goes on as if it had got one,
-because the next step may have been started already and counts on it; so the results of both processes stay in line
-without a word about the failure, and every later one of that row is NO_TOKEN.
+or its grammar left no token, fails alone, it gets no token, and its neighbours never see it. Its row goes on as if it
+had got one, because the next step may have been started already and counts on it; so the results of both processes stay
+in line without a word about the failure, and every later one of that row is NO_TOKEN.
 """
 
 from __future__ import annotations
@@ -167,9 +167,7 @@ class PendingStep:
         }
 
     def _why_failed(self, row: int, output_position: int) -> ErrorCode:
-        if self.edits is None or self.edits.is_any_token_allowed(row, output_position):
-            return ErrorCode.NUMERICAL_ERROR
-        return ErrorCode.NOTHING_ALLOWED
+        return ErrorCode.NUMERICAL_ERROR if self.edits is None else self.edits.why_no_token(row, output_position)
 
 
 def _prompt_logprobs(chosen: ChosenTokens) -> dict[str, PromptLogprobs]:

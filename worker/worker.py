@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from octavo.worker.block_copies import BlockCopier, Tier, measure_copied_blocks_
 from octavo.worker.device import MIB, TORCH_DTYPES, Device, out_of_memory
 from octavo.worker.device_selection import select_device, set_threads
 from octavo.worker.distributed import TensorParallelGroup, make_group, smallest_of_ranks
+from octavo.worker.grammar import Grammars
 from octavo.worker.host import free_memory_bytes
 from octavo.worker.kv_cache import (
     allocate_host_cache,
@@ -203,6 +205,7 @@ def _make_runner(
     scheduler = config.scheduler
     num_spare_rows = scheduler.max_num_seqs * (scheduler.max_steps_in_flight - 1)
     states = RequestStates(scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size, num_spare_rows)
+    tokenizer_path = Path(config.model.path) / "tokenizer.json"
     return ModelRunner(
         model,
         copier.caches[Tier.DEVICE],
@@ -212,6 +215,7 @@ def _make_runner(
         place.device,
         place.group,
         scheduler.max_num_batched_tokens,
+        Grammars(tokenizer_path, sampler.vocab_size, config.model.eos_token_ids),
     )
 
 

@@ -23,7 +23,7 @@ from octavo.api_server.anthropic.answer import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from octavo.api_server.generation.job import OutputEvent, WholeChoice
+from octavo.api_server.generation.job import OutputEvent
 from octavo.api_server.generation.pieces import pieces_of
 from octavo.api_server.parsers.base import Content, Reasoning, ToolCall
 
@@ -42,7 +42,7 @@ class BlockWriter:
         self._kind: type[TextBlock | ThinkingBlock] | None = None  # of the block that goes on
         self._texts: list[str] = []  # of that block
 
-    def add(self, output: OutputEvent | WholeChoice) -> list[MessageEvent]:
+    def add(self, output: OutputEvent) -> list[MessageEvent]:
         """Take more output; return the events that tell of it."""
         events: list[MessageEvent] = []
         for piece in pieces_of(output):

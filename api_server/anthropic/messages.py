@@ -81,7 +81,8 @@ class MessageRenderer:
 
     def whole(self, choices: Sequence[WholeChoice], counts: Counts) -> MessageAnswer:
         (choice,) = choices
-        self._writer.add(choice)
+        for output in choice.events:
+            self._writer.add(output)
         self._writer.finish()
         reason, sequence = _stop_of(choice.ending)
         return MessageAnswer(

@@ -15,6 +15,7 @@ from octavo.api_server.errors import invalid_value
 
 SYSTEM, USER, ASSISTANT, TOOL = ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 2048
+MAX_ARGUMENTS_DEPTH = 64
 
 
 class PastCall(msgspec.Struct, frozen=True):
@@ -46,6 +47,29 @@ def check_number_of_messages(num_messages: int, param: str) -> None:
     """Raise ApiError that names `param` unless so many messages are allowed."""
     if not 1 <= num_messages <= MAX_MESSAGES:
         raise invalid_value(param, f"must have 1 to {MAX_MESSAGES} messages, has {num_messages}")
+
+
+def decode_arguments(text: str | None, param: str) -> dict[str, Any]:
+    """Return the arguments of a past call from their JSON text, none if there is none; ApiError names `param`."""
+    too_deep = invalid_value(param, f"is nested more than {MAX_ARGUMENTS_DEPTH} levels deep")
+    try:
+        arguments = msgspec.json.decode(text or "{}", type=dict)
+    except msgspec.MsgspecError:
+        raise invalid_value(param, "must be the text of a JSON object") from None
+    except RecursionError:
+        raise too_deep from None
+    if depth_of(arguments) > MAX_ARGUMENTS_DEPTH:
+        raise too_deep
+    return arguments
+
+
+def depth_of(value: Any) -> int:
+    """Return how many objects and arrays are nested; a scalar has none."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 def to_template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Tools that a client offers, and which of them the model may or must call: OpenAI's fields, and what we check of them.
 
-The limits are ours: at most `MAX_TOOLS` tools, parameters of at most `MAX_PARAMETERS_BYTES` and `MAX_PARAMETERS_DEPTH`
-levels. Whether the parameters are a proper JSON schema is not checked here: prompts and parsers only read them, and
-where a grammar is made of them, the grammar is checked.
+Names may be as those of any of the APIs and of MCP servers, which is more than OpenAI takes: dots, and 128 characters.
+The other limits are ours: at most `MAX_TOOLS` tools, parameters of at most `MAX_PARAMETERS_BYTES` and
+`MAX_PARAMETERS_DEPTH` levels. Whether the parameters are a proper JSON schema is not checked here: prompts and parsers
+only read them, and where a grammar is made of them, the grammar is checked.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from octavo.api_server.conversation.messages import depth_of
 from octavo.api_server.errors import invalid_value, unsupported
 
 MAX_TOOLS = 128
-MAX_NAME_LENGTH = 64
+MAX_NAME_LENGTH = 128
 MAX_PARAMETERS_BYTES = 64 * 1024
 MAX_PARAMETERS_DEPTH = 32
-NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 FUNCTION = "function"
 Mode = Literal["none", "auto", "required"]
 
@@ -172,23 +174,14 @@ def _check_tools(tools: list[Tool], fields: ToolFields) -> None:
 
 def _check_name(name: str, param: str) -> None:
     if not 1 <= len(name) <= MAX_NAME_LENGTH or not NAME_CHARACTERS.issuperset(name):
-        raise invalid_value(param, f"must be 1 to {MAX_NAME_LENGTH} letters, digits, underscores or hyphens")
+        raise invalid_value(param, f"must be 1 to {MAX_NAME_LENGTH} letters, digits, underscores, hyphens or dots")
 
 
 def _problem_of(parameters: dict[str, Any]) -> str:
     """Return what is wrong with the schema of a tool's arguments, "" if nothing is."""
     if parameters.get("type", "object") != "object":
         return "must be a schema of type object"
-    if _depth(parameters) > MAX_PARAMETERS_DEPTH:
+    if depth_of(parameters) > MAX_PARAMETERS_DEPTH:
         return f"is nested more than {MAX_PARAMETERS_DEPTH} levels deep"
     num_bytes = len(msgspec.json.encode(parameters))
     return f"has {num_bytes} bytes, at most {MAX_PARAMETERS_BYTES}" if num_bytes > MAX_PARAMETERS_BYTES else ""
-
-
-def _depth(value: Any) -> int:
-    """Return how many objects and arrays are nested; a scalar has none."""
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        depth += 1
-        level = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
-    return depth

@@ -124,11 +124,11 @@ class Gate:
         prompt_param = draft.param("prompt")
         if num_prompt_tokens == 0:
             raise invalid_value(prompt_param, "has no tokens")
+        name, max_tokens = draft.param("max_tokens"), draft.sampling.max_tokens
         room = limit - num_prompt_tokens
-        if room < 1:
+        if room < (0 if max_tokens == 0 else 1):
             text = f"the prompt has {num_prompt_tokens} tokens, which leaves no room in the context of {limit} tokens"
             raise ApiError(ErrorKind.CONTEXT_LENGTH_EXCEEDED, text, prompt_param)
-        name, max_tokens = draft.param("max_tokens"), draft.sampling.max_tokens
         if max_tokens is None:
             return min(room, draft.default_max_tokens or self.model.default_sampling.max_new_tokens or room)
         if max_tokens > room:

@@ -9,8 +9,8 @@ Invariant: the events of a choice, joined, are its whole answer. How the output 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -249,15 +249,34 @@ class OutputEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class WholeChoice(msgspec.Struct, frozen=True):
-    """All events of a choice, joined."""
+    """A choice that has ended: its events, for answers that have an order, and what they come to, for the others."""
 
     index: int
-    content: str
-    reasoning: str
-    tool_calls: tuple[ToolCall, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenEntry, ...]
-    ending: Ending
+    events: Sequence[OutputEvent]
+
+    @property
+    def content(self) -> str:
+        return "".join([event.content for event in self.events])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([event.reasoning for event in self.events])
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple([call for event in self.events for call in event.tool_calls])
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple([token_id for event in self.events for token_id in event.token_ids])
+
+    @property
+    def logprobs(self) -> tuple[TokenEntry, ...]:
+        return tuple([entry for event in self.events for entry in event.logprobs])
+
+    @property
+    def ending(self) -> Ending:
+        return cast("Ending", self.events[-1].ending)
 
 
 class Counts(NamedTuple):

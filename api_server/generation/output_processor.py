@@ -72,6 +72,7 @@ class OutputProcessor:
         self._is_thinking = False
         self._has_called = False
         self._contents: list[str] = []  # of this call of `process`, behind the events of it
+        self._content_entries: list[TokenEntry] = []  # of those, where a parser reads
         self._events: list[OutputEvent] = []
 
     def process(
@@ -152,11 +153,12 @@ class OutputProcessor:
                     return ending
                 continue
             self._close_content()
+            entries = () if self._log is None else self._log.take_all()
             if isinstance(event, Reasoning):
-                self._events.append(OutputEvent(self.index, reasoning=event.text))
+                self._events.append(OutputEvent(self.index, reasoning=event.text, logprobs=entries))
             else:
                 self._has_called = True
-                self._events.append(OutputEvent(self.index, tool_calls=(event,)))
+                self._events.append(OutputEvent(self.index, tool_calls=(event,), logprobs=entries))
                 if not self._is_parallel:
                     return Ending(TOOL_CALLS)
         return None
@@ -172,19 +174,25 @@ class OutputProcessor:
     def _show(self, text: str) -> None:
         self._contents.append(text)
         self._num_shown_characters += len(text)
+        if text and self._log is not None and self._parser is not None:
+            self._content_entries += self._log.take_all()
 
     def _close_content(self) -> None:
         """Make an event of the content so far, because something of another kind follows."""
         if content := "".join(self._contents):
-            self._events.append(OutputEvent(self.index, content))
-        self._contents = []
+            self._events.append(OutputEvent(self.index, content, logprobs=tuple(self._content_entries)))
+        self._contents, self._content_entries = [], []
 
     def _take_entries(self, ending: Ending | None) -> tuple[TokenEntry, ...]:
-        """Return the entries whose text was shown. What a parser holds back is not known: there all entries are."""
+        """Return the entries that go with the content so far: those whose text was shown, at the end perhaps more.
+
+        How much a parser holds back is not known; there a text has the entries that are new when it comes.
+        """
         if self._log is None:
             return ()
         if self._parser is not None:
-            return self._log.take_all()
+            entries, self._content_entries = self._content_entries, []
+            return (*entries, *(() if ending is None else self._log.take_all()))
         is_cut = ending is None or isinstance(ending.stop_reason, str)
         return self._log.take(self._num_shown_characters) if is_cut else self._log.take_all()
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from octavo.api_server.generation.job import OutputEvent, WholeChoice
+from octavo.api_server.generation.job import OutputEvent
 from octavo.api_server.parsers.base import Content, Event, Reasoning
 
 
-def pieces_of(output: OutputEvent | WholeChoice) -> list[Event]:
-    """Return what `output` has, without empty texts.
-
-    An event has one kind only. In a whole choice, where the order is lost, thoughts come first and calls last.
-    """
+def pieces_of(output: OutputEvent) -> list[Event]:
+    """Return what `output` has, without empty texts."""
     texts = (Reasoning(output.reasoning), Content(output.content))
     return [*(each for each in texts if each.text), *output.tool_calls]

@@ -42,7 +42,8 @@ def truncated(draft: Draft, token_ids: list[int], max_model_len: int) -> list[in
     if num_kept is None:
         return token_ids
     if num_kept == -1:
-        num_kept = max_model_len - (draft.sampling.max_tokens or draft.default_max_tokens or 1)
+        max_tokens = draft.sampling.max_tokens
+        num_kept = max_model_len - (max_tokens if max_tokens is not None else draft.default_max_tokens or 1)
     return token_ids[-num_kept:] if num_kept > 0 else token_ids
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import NamedTuple
 
 from octavo.api_server.admission import Admission, Ticket
 from octavo.api_server.api_keys import Tenant
@@ -15,7 +16,7 @@ from octavo.api_server.engine_client import EngineClient
 from octavo.api_server.errors import ApiError, ErrorKind
 from octavo.api_server.generation.choices import Choices
 from octavo.api_server.generation.gate import Gate
-from octavo.api_server.generation.job import Counts, Draft, Ending, Job, OutputEvent, TokenEntry, WholeChoice
+from octavo.api_server.generation.job import Counts, Draft, Job, OutputEvent, TokenEntry, WholeChoice
 from octavo.api_server.generation.prompt_logs import PromptLogs
 
 
@@ -42,6 +43,14 @@ class Generator:
     def run(self, job: Job, ticket: Ticket) -> Run:
         """Return a context manager in which `job` runs."""
         return Run(self, job, ticket)
+
+
+class Timing(NamedTuple):
+    """When a run came, and when its first choice had its first and its newest output, on the monotonic clock."""
+
+    arrival_s: float
+    first_output_s: float
+    last_output_s: float
 
 
 class Run:
@@ -82,6 +91,11 @@ class Run:
         """Return the tokens so far."""
         return self._choices.counts()
 
+    def timing(self) -> Timing:
+        """Return the times of the first choice; those of its output are 0 before there is any."""
+        first = self._generation.live_requests[0]
+        return Timing(first.request.arrival_time_s, first.first_output_s, first.last_output_s)
+
     def prompt_logprobs(self, prompt_index: int) -> list[TokenEntry]:
         """Return an entry for each token of a prompt, once a choice of it has an event; none if nobody asked."""
         return [] if self._prompt_logs is None else self._prompt_logs.entries[prompt_index]
@@ -99,7 +113,7 @@ class Run:
         while not self.is_finished:
             for event in await self.events():
                 events[event.index].append(event)
-        return [_joined(index, each) for index, each in enumerate(events)]
+        return [WholeChoice(index, each) for index, each in enumerate(events)]
 
     def wake(self) -> None:
         """Have `events` return soon, with nothing if nothing is new."""
@@ -108,15 +122,3 @@ class Run:
     def fail(self, error: ApiError) -> None:
         """End the run with `error`, which is what the metrics count it as."""
         self._generation.fail(error)
-
-
-def _joined(index: int, events: list[OutputEvent]) -> WholeChoice:
-    return WholeChoice(
-        index,
-        "".join(event.content for event in events),
-        "".join(event.reasoning for event in events),
-        tuple(call for event in events for call in event.tool_calls),
-        tuple(token_id for event in events for token_id in event.token_ids),
-        tuple(entry for event in events for entry in event.logprobs),
-        next((event.ending for event in reversed(events) if event.ending is not None), Ending("length")),
-    )

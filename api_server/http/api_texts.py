@@ -19,6 +19,7 @@ ROUTE_TEXTS = {  # path as the table of routes has it
     "/detokenize": "Show the text of tokens.",
     "/api/chat": "Answer a conversation, in Ollama's form.",
     "/api/generate": "Go on with a text, in Ollama's form.",
+    "/api/show": "Describe one of the served names, in Ollama's form.",
     "/api/tags": "List the names under which the model is served, in Ollama's form.",
     "/api/version": "Name the version, in Ollama's form.",
     "/health": "200 while the process runs.",
@@ -79,5 +80,9 @@ FIELD_TEXTS = {
     "tool_choice": "Whether it may, must, or which it must call.",
     "parallel_tool_calls": "Whether it may call several at once.",
     "response_format": "What form the text must have.",
+    "format": "What form the text must have.",
+    "options": "How tokens are chosen and when that ends.",
+    "think": "Whether the model thinks first, or how long, if its chat template knows.",
+    "keep_alive": "Checked and ignored: the model stays.",
 }
 NOT_SUPPORTED = "Declared by others and not supported here: refused unless its value changes nothing."

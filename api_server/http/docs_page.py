@@ -46,6 +46,7 @@ function joined(lists, separator) {
 // The type of a schema, as texts and links; null is left out, because it always means "absent".
 function typeOf(schema) {
   if (schema.$ref) return [link(schema.$ref)];
+  if (schema.contentSchema) return typeOf(schema.contentSchema);
   const choices = schema.anyOf || schema.oneOf;
   if (choices) return joined(choices.filter((each) => each.type !== "null").map(typeOf), " | ");
   if (schema.enum) return [schema.enum.map((value) => JSON.stringify(value)).join(" | ")];
@@ -102,7 +103,10 @@ function schemaSection(name, schema) {
 }
 
 function contents(label, content) {
-  return Object.entries(content || {}).map(([kind, each]) => element("p", label, kind, ": ", ...typeOf(each.schema)));
+  return Object.entries(content || {}).map(([kind, { schema, itemSchema: item }]) => {
+    const what = item ? ["a stream of ", ...typeOf(item.properties ? item.properties.data : item)] : typeOf(schema);
+    return element("p", label, kind, ": ", ...what);
+  });
 }
 
 function operationSection(path, method, operation) {

@@ -2,7 +2,8 @@
 
 Paths come from the table of routes, types and ranges from the msgspec structs that decode bodies and encode answers,
 and words from docstrings and `api_texts`. So the description cannot say something else than the server does. It is
-OpenAPI 3.1, whose schemas are JSON Schema as msgspec writes it.
+OpenAPI 3.2, the first version that can say what one event of a stream is; its schemas are JSON Schema as msgspec
+writes it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from typing import Any, Protocol, get_args
 import msgspec
 from aiohttp import web
 
-from octavo.api_server.errors import ErrorBody
+from octavo.api_server.errors import AnthropicErrorBody, ErrorBody, ErrorShape, OllamaErrorBody
 from octavo.api_server.http.api_texts import FIELD_TEXTS, NOT_SUPPORTED, ROUTE_TEXTS
+from octavo.api_server.http.sse import SSE, Media
 
 REF_TEMPLATE = "#/components/schemas/{name}"
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON = "application/json"
+ERROR_BODIES = {
+    ErrorShape.OPENAI: ErrorBody,
+    ErrorShape.ANTHROPIC: AnthropicErrorBody,
+    ErrorShape.OLLAMA: OllamaErrorBody,
+}
 PATH_PARAMETER = re.compile(r"\{(\w+)(:[^}]*)?\}")
 ATTRIBUTES = "Attributes:\n"
 ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -46,6 +53,10 @@ class DescribedRoute(Protocol):
     def answer(self) -> Any: ...
     @property
     def event(self) -> Any: ...
+    @property
+    def error_shape(self) -> ErrorShape: ...
+    @property
+    def media(self) -> Media: ...
 
 
 def make_openapi_handler(routes: Iterable[DescribedRoute]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -65,7 +76,7 @@ def make_openapi(routes: Iterable[DescribedRoute]) -> dict[str, Any]:
     """Return the whole document, ready for JSON."""
     routes = list(routes)
     described = [each for route in routes for each in (route.body, route.answer, route.event) if each is not None]
-    types = [member for each in (ErrorBody, *described) for member in _members(each)]
+    types = [member for each in (*ERROR_BODIES.values(), *described) for member in _members(each)]
     references, schemas = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
     schema_of = dict(zip(types, references, strict=True))
     bodies = [route.body for route in routes if route.body is not None]
@@ -77,7 +88,7 @@ def make_openapi(routes: Iterable[DescribedRoute]) -> dict[str, Any]:
         path = PATH_PARAMETER.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "Octavo", "version": version("octavo")},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": SECURITY_SCHEMES},
@@ -91,18 +102,21 @@ def _operation(route: DescribedRoute, schema_of: Mapping[Any, Schema]) -> dict[s
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name, _ in PATH_PARAMETER.findall(route.path)
     ]
-    content = {
-        kind: _content(each, schema_of)
-        for kind, each in ((JSON, route.answer), (EVENTS, route.event))
-        if each is not None
-    }
+    content = {}
+    if route.answer is not None:
+        content[JSON] = _content(route.answer, schema_of)
+    if route.event is not None:
+        content[route.media.content_type] = {"itemSchema": _item_schema(route, schema_of)}
     operation: dict[str, Any] = {
         "operationId": "_".join([route.method.lower(), *words]),
         "summary": ROUTE_TEXTS.get(route.path, ""),
         "parameters": parameters,
         "responses": {
-            "200": {"description": "The answer; of a stream, the data of one event.", "content": content},
-            "default": {"description": "An error.", "content": {JSON: _content(ErrorBody, schema_of)}},
+            "200": {"description": "The answer, whole or as a stream.", "content": content},
+            "default": {
+                "description": "An error.",
+                "content": {JSON: _content(ERROR_BODIES[route.error_shape], schema_of)},
+            },
         },
     }
     if route.body is not None:
@@ -113,6 +127,17 @@ def _operation(route: DescribedRoute, schema_of: Mapping[Any, Schema]) -> dict[s
 def _content(described: Any, schema_of: Mapping[Any, Schema]) -> dict[str, Any]:
     schemas = [schema_of[member] for member in _members(described)]
     return {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+
+
+def _item_schema(route: DescribedRoute, schema_of: Mapping[Any, Schema]) -> Schema:
+    """Return the schema of one item of a route's stream: a line, or an event with JSON as the text of its data."""
+    data = _content(route.event, schema_of)["schema"]
+    if route.media.content_type != SSE.content_type:
+        return data
+    text: Schema = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    if route.media.last_data:
+        text = {"anyOf": [text, {"const": route.media.last_data}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": text}, "required": ["data"]}
 
 
 def _members(described: Any) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from octavo.api_server.generation.job import Counts, Draft, OutputEvent, WholeCh
 from octavo.api_server.generation.run import Generator, Run
 from octavo.api_server.health import ServerState, json_response
 from octavo.api_server.http.body import read_body
-from octavo.api_server.http.sse import SseWriter
+from octavo.api_server.http.sse import SSE, Media, SseWriter
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,9 @@ class Format(Protocol[Body]):
 class GenerationRoute(Generic[Body]):
     """Handler of one endpoint."""
 
-    def __init__(self, form: Format[Body], generator: Generator, state: ServerState) -> None:
+    def __init__(self, form: Format[Body], generator: Generator, state: ServerState, media: Media = SSE) -> None:
         self.form = form
+        self.media = media
         self.decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(form.body_type)
         self.generator = generator
         self.state = state
@@ -83,13 +84,13 @@ class GenerationRoute(Generic[Body]):
             with self.generator.run(job, ticket) as run:
                 renderer = self.form.renderer(body, run)
                 if job.rendering.is_streamed:
-                    return await _stream(request, run, renderer)
+                    return await _stream(SseWriter(request, run.wake, self.media), run, renderer)
                 choices = await run.collect()
                 return json_response(renderer.whole(choices, run.counts()))
 
 
-async def _stream(request: web.Request, run: Run, renderer: Renderer) -> web.StreamResponse:
-    with SseWriter(request, run.wake) as writer:
+async def _stream(writer: SseWriter, run: Run, renderer: Renderer) -> web.StreamResponse:
+    with writer:
         try:
             await _send_all(writer, run, renderer)
         except ConnectionError:  # the client left; leaving the run aborts it

@@ -12,13 +12,18 @@ from octavo.api_server.anthropic.answer import CountTokensAnswer, MessageAnswer
 from octavo.api_server.anthropic.answer import StreamEvent as MessageStreamEvent
 from octavo.api_server.anthropic.messages import CountTokens, MessagesFormat
 from octavo.api_server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from octavo.api_server.errors import ErrorShape
+from octavo.api_server.errors import AnthropicErrorBody, ErrorBody, ErrorShape, OllamaErrorBody
 from octavo.api_server.generation.run import Generator
 from octavo.api_server.health import HealthRoutes, ServerState
 from octavo.api_server.http.docs_page import show_docs
 from octavo.api_server.http.openapi import make_openapi_handler
 from octavo.api_server.http.reply import Format, GenerationRoute
+from octavo.api_server.http.sse import NDJSON, SSE, SSE_UNTIL_DONE, Media
 from octavo.api_server.metrics import Metrics
+from octavo.api_server.ollama.answer import OllamaChatAnswer, OllamaGenerateAnswer
+from octavo.api_server.ollama.formats import OllamaChatFormat, OllamaGenerateFormat
+from octavo.api_server.ollama.models import OllamaModelList, OllamaModelRoutes, OllamaShowAnswer, OllamaVersion
+from octavo.api_server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from octavo.api_server.openai.chat import ChatFormat
 from octavo.api_server.openai.chat_schemas import ChatChunk, ChatCompletion, ChatRequest
 from octavo.api_server.openai.completion_schemas import Completion, CompletionRequest
@@ -57,8 +62,9 @@ class Route(NamedTuple):
         make_handler: from the services of one API server.
         body: of a request; None when there is none.
         answer: body of a 200 that is JSON and not streamed; None for another kind.
-        event: data of a stream's events; None where nothing is streamed.
+        event: JSON of a stream's events or lines, errors among them; None where nothing is streamed.
         error_shape: how errors are written.
+        media: of a stream.
     """
 
     method: str
@@ -68,16 +74,21 @@ class Route(NamedTuple):
     answer: Any = None
     event: Any = None
     error_shape: ErrorShape = ErrorShape.OPENAI
+    media: Media = SSE
 
 
-def generates(form: Callable[[str], Format[Any]]) -> Callable[[Services], Handler]:
+def generates(form: Callable[[str], Format[Any]], media: Media = SSE) -> Callable[[Services], Handler]:
     """Return the maker of the handler of a format, which is given the model's name for its answers."""
 
     def make_handler(services: Services) -> Handler:
         name = services.model.served_model_names[0]
-        return GenerationRoute(form(name), services.generator, services.state).handle
+        return GenerationRoute(form(name), services.generator, services.state, media).handle
 
     return make_handler
+
+
+def ollama_models(services: Services) -> OllamaModelRoutes:
+    return OllamaModelRoutes(services.state, services.model)
 
 
 def tokenizer_routes(services: Services) -> TokenizerRoutes:
@@ -85,8 +96,24 @@ def tokenizer_routes(services: Services) -> TokenizerRoutes:
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v1/chat/completions", generates(ChatFormat), ChatRequest, ChatCompletion, ChatChunk),
-    Route("POST", "/v1/completions", generates(CompletionFormat), CompletionRequest, Completion, Completion),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        generates(ChatFormat, SSE_UNTIL_DONE),
+        ChatRequest,
+        ChatCompletion,
+        ChatChunk | ErrorBody,
+        media=SSE_UNTIL_DONE,
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        generates(CompletionFormat, SSE_UNTIL_DONE),
+        CompletionRequest,
+        Completion,
+        Completion | ErrorBody,
+        media=SSE_UNTIL_DONE,
+    ),
     Route("POST", "/v1/responses", generates(ResponsesFormat), ResponsesRequest, ResponseAnswer, ResponseStreamEvent),
     Route(
         "POST",
@@ -94,7 +121,7 @@ ROUTES: tuple[Route, ...] = (
         generates(MessagesFormat),
         MessagesRequest,
         MessageAnswer,
-        MessageStreamEvent,
+        MessageStreamEvent | AnthropicErrorBody,
         ErrorShape.ANTHROPIC,
     ),
     Route(
@@ -116,6 +143,48 @@ ROUTES: tuple[Route, ...] = (
         lambda services: tokenizer_routes(services).detokenize,
         DetokenizeRequest,
         DetokenizeAnswer,
+    ),
+    Route(
+        "POST",
+        "/api/chat",
+        generates(OllamaChatFormat, NDJSON),
+        OllamaChatRequest,
+        OllamaChatAnswer,
+        OllamaChatAnswer | OllamaErrorBody,
+        ErrorShape.OLLAMA,
+        NDJSON,
+    ),
+    Route(
+        "POST",
+        "/api/generate",
+        generates(OllamaGenerateFormat, NDJSON),
+        OllamaGenerateRequest,
+        OllamaGenerateAnswer,
+        OllamaGenerateAnswer | OllamaErrorBody,
+        ErrorShape.OLLAMA,
+        NDJSON,
+    ),
+    Route(
+        "POST",
+        "/api/show",
+        lambda services: ollama_models(services).show,
+        OllamaShowRequest,
+        OllamaShowAnswer,
+        error_shape=ErrorShape.OLLAMA,
+    ),
+    Route(
+        "GET",
+        "/api/tags",
+        lambda services: ollama_models(services).tags,
+        answer=OllamaModelList,
+        error_shape=ErrorShape.OLLAMA,
+    ),
+    Route(
+        "GET",
+        "/api/version",
+        lambda services: ollama_models(services).version,
+        answer=OllamaVersion,
+        error_shape=ErrorShape.OLLAMA,
     ),
     Route("GET", "/openapi.json", lambda services: make_openapi_handler(ROUTES)),
     Route("GET", "/docs", lambda services: show_docs),

@@ -1,9 +1,9 @@
-"""Server-sent events: the one writer of a streamed answer.
+"""Server-sent events, or lines of JSON: the one writer of a streamed answer.
 
 The response starts with the first bytes that are sent, so everything that is refused before has a status of its own.
-Proxies cut silent connections, so a comment goes out after `KEEP_ALIVE_S` of silence. A client that does not read for
-`STALL_S` is cut, which frees what its request holds. Both clocks cost nothing per token: one timer per stream looks at
-the times of the last write. Rejected: a timeout around each write, which costs as much as the write.
+Proxies cut silent connections, so a sign of life goes out after `KEEP_ALIVE_S` of silence. A client that does not read
+for `STALL_S` is cut, which frees what its request holds. Both clocks cost nothing per token: one timer per stream looks
+at the times of the last write. Rejected: a timeout around each write, which costs as much as the write.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -18,16 +19,33 @@ from aiohttp import web
 KEEP_ALIVE_S = 15.0
 STALL_S = 30.0
 HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": keep-alive\n\n"
 PLACE = "\0"  # stands for the text in a template; no id or model name has it
 ENCODED_PLACE = msgspec.json.encode(PLACE)
 
 encode_json = msgspec.json.Encoder().encode
+
+
+class Media(NamedTuple):
+    """A kind of stream.
+
+    Attributes:
+        content_type: of the response.
+        sign_of_life: bytes that clients ignore; empty where the kind has none.
+        last_data: data of the last event where that is no JSON; empty: all are JSON.
+    """
+
+    content_type: str
+    sign_of_life: bytes
+    last_data: str = ""
+
+
+SSE = Media("text/event-stream", b": keep-alive\n\n")
+SSE_UNTIL_DONE = SSE._replace(last_data="[DONE]")
+NDJSON = Media("application/x-ndjson", b"")  # clients parse every line, the empty one too
 
 
 def event(content: msgspec.Struct, name: str = "") -> bytes:
@@ -39,6 +57,11 @@ def event_of(data: bytes, name: str = "") -> bytes:
     """Return the event that carries one line of `data`."""
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + data + b"\n\n"
+
+
+def line_of(content: msgspec.Struct) -> bytes:
+    """Return the line that carries `content` in a stream of JSON lines."""
+    return encode_json(content) + b"\n"
 
 
 class EventTemplate:
@@ -55,11 +78,12 @@ class EventTemplate:
 class SseWriter:
     """The stream of one HTTP request; a context manager that ends its timer."""
 
-    def __init__(self, request: web.Request, on_silence: Callable[[], None]) -> None:
+    def __init__(self, request: web.Request, on_silence: Callable[[], None], media: Media = SSE) -> None:
         """`on_silence` has the owner of the writer call `comment` soon."""
         self.request = request
         self.on_silence = on_silence
-        self.response = web.StreamResponse(headers=HEADERS)
+        self.media = media
+        self.response = web.StreamResponse(headers={"Content-Type": f"{media.content_type}; charset=utf-8", **HEADERS})
         self._loop = asyncio.get_running_loop()
         self._last_write_s = self._loop.time()
         self._is_writing = False
@@ -90,9 +114,9 @@ class SseWriter:
         self._last_write_s = self._loop.time()
 
     async def comment(self) -> None:
-        """Send a sign of life that clients ignore, if the silence calls for one."""
-        if self._loop.time() - self._last_write_s >= KEEP_ALIVE_S:
-            await self.send(COMMENT)
+        """Send a sign of life that clients ignore, if the silence calls for one and there is one."""
+        if self.media.sign_of_life and self._loop.time() - self._last_write_s >= KEEP_ALIVE_S:
+            await self.send(self.media.sign_of_life)
 
     async def end(self) -> web.StreamResponse:
         self._is_writing = True

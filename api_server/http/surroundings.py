@@ -96,7 +96,7 @@ class Surroundings:
 
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers that every answer has."""
-        response.headers["X-Request-Id"] = REQUEST_ID.get()
+        response.headers["X-Request-Id"] = REQUEST_ID.get("") or _request_id(request)  # aiohttp refused it
         response.headers["Server"] = "octavo"
         response.headers.update(self.cors.headers(request))
         if self.state.is_ending:

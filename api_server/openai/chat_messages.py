@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from octavo.api_server.conversation.messages import (
     ASSISTANT,
     SYSTEM,
@@ -14,6 +12,7 @@ from octavo.api_server.conversation.messages import (
     Message,
     PastCall,
     check_number_of_messages,
+    decode_arguments,
 )
 from octavo.api_server.errors import invalid_value, unsupported
 from octavo.api_server.openai.chat_schemas import ChatMessage, ContentPart, MessageToolCall
@@ -62,8 +61,5 @@ def _part(part: ContentPart, param: str) -> str:
 
 
 def _call(call: MessageToolCall, param: str) -> PastCall:
-    arguments = call.function.arguments or "{}"
-    try:
-        return PastCall(call.id, call.function.name, msgspec.json.decode(arguments, type=dict))
-    except msgspec.MsgspecError:
-        raise invalid_value(f"{param}.function.arguments", "must be the text of a JSON object") from None
+    arguments = decode_arguments(call.function.arguments, f"{param}.function.arguments")
+    return PastCall(call.id, call.function.name, arguments)

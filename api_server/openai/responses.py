@@ -110,7 +110,8 @@ class ResponseRenderer:
 
     def whole(self, choices: Sequence[WholeChoice], counts: Counts) -> ResponseAnswer:
         (choice,) = choices
-        self._writer.add(choice)
+        for output in choice.events:
+            self._writer.add(output)
         self._writer.finish(is_cut=_is_cut(choice.ending))
         return self._ended(choice.ending, counts)
 

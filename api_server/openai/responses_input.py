@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-import msgspec
-
 from octavo.api_server.conversation.messages import (
     ASSISTANT,
     SYSTEM,
@@ -19,6 +17,7 @@ from octavo.api_server.conversation.messages import (
     Message,
     PastCall,
     check_number_of_messages,
+    decode_arguments,
 )
 from octavo.api_server.conversation.tools import (
     AllowedTools,
@@ -117,7 +116,11 @@ def _message(item: InputItem, param: str) -> Message | None:
                 raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}")
             return Message(role=ROLES[item.role], content=_text(item.content, f"{param}.content"))
         case "function_call":
-            call = PastCall(item.call_id, required(item.name, f"{param}.name"), _arguments(item, param))
+            call = PastCall(
+                item.call_id,
+                required(item.name, f"{param}.name"),
+                decode_arguments(item.arguments, f"{param}.arguments"),
+            )
             return Message(role=ASSISTANT, tool_calls=(call,))
         case "function_call_output":
             call_id = required(item.call_id, f"{param}.call_id")
@@ -130,13 +133,6 @@ def _message(item: InputItem, param: str) -> Message | None:
     raise unsupported(
         f"{param}.type", "must be message, function_call, function_call_output or reasoning: nothing else is supported"
     )
-
-
-def _arguments(item: InputItem, param: str) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(item.arguments or "{}", type=dict)
-    except msgspec.MsgspecError:
-        raise invalid_value(f"{param}.arguments", "must be the text of a JSON object") from None
 
 
 def _text(content: str | list[InputPart] | None, param: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 
-from octavo.api_server.generation.job import OutputEvent, WholeChoice
+from octavo.api_server.generation.job import OutputEvent
 from octavo.api_server.generation.pieces import pieces_of
 from octavo.api_server.openai.logprobs import ChatTokenLogprob, chat_logprobs
 from octavo.api_server.openai.responses_answer import (
@@ -130,9 +130,9 @@ class ItemWriter:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._open: OpenItem | None = None
-        self._logprobs: Logprobs = []  # of tokens whose text has not come yet
+        self._logprobs: Logprobs = []  # of content whose text has not come yet
 
-    def add(self, output: OutputEvent | WholeChoice) -> list[ResponseEvent]:
+    def add(self, output: OutputEvent) -> list[ResponseEvent]:
         """Take more output; return the events that tell of it."""
         self._logprobs += chat_logprobs(output.logprobs, shows_ids=False).content
         events: list[ResponseEvent] = []
@@ -141,8 +141,10 @@ class ItemWriter:
                 case Content(text):
                     events += self._say(text)
                 case Reasoning(text):
+                    self._logprobs = []  # only content has any here
                     events += self._think(text)
                 case ToolCall():
+                    self._logprobs = []
                     events += self._close(COMPLETED) + self._call(piece)
         return events
 

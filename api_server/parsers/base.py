@@ -168,9 +168,9 @@ class MarkerScanner:
 class TrimmedText:
     """Text of one kind, whose white space next to thoughts and calls is dropped.
 
-    White space at the end of what came so far is held back until it is known whether more text follows. At an edge
-    (`seal`) it is put aside; when text follows after the edge, one run of white space stands between the two: the one
-    before the edge, or, when there was none, the one after it. Before the first text after an edge nothing stands.
+    White space at the end of what came so far is held back until it is known whether more text follows. Around an edge
+    (`seal`) it belongs to the text only where text stands on both sides, because then the edge is in the middle of
+    something; white space between two edges belongs to nobody.
     """
 
     def __init__(self, is_sealed: bool = False) -> None:
@@ -186,19 +186,16 @@ class TrimmedText:
         if not body:
             self._blanks.append(tail)
             return ""
-        if self._is_sealed:
-            stripped = body.lstrip(BLANKS)
-            self._blanks.append(body[: len(body) - len(stripped)])
-            body = stripped
-        gap = "".join(self._blanks)
-        if self._is_sealed:
-            gap = (self._before_edge or gap) if self._has_text else ""
+        gap = self._before_edge + "".join(self._blanks)
+        if self._is_sealed and not self._has_text:
+            gap, body = "", body.lstrip(BLANKS)
         self._is_sealed, self._has_text, self._before_edge, self._blanks = False, True, "", [tail]
         return gap + body
 
     def seal(self) -> None:
         """Here stands a thought or a call."""
-        self._before_edge = self._before_edge or "".join(self._blanks)
+        if not self._is_sealed:
+            self._before_edge = "".join(self._blanks)
         self._blanks = []
         self._is_sealed = True
 
@@ -224,7 +221,7 @@ class EventParser:
 
     def finish(self, is_cut: bool) -> list[Event]:
         self.end(is_cut)
-        self._events.append(Content(self._content.finish()))
+        self._events += (Reasoning(self._reasoning.finish()), Content(self._content.finish()))
         return self._take()
 
     def end(self, is_cut: bool) -> None:

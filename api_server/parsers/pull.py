@@ -4,9 +4,6 @@ A call of these formats has many parts in a fixed order: name, key, value, next 
 each. Here `output` is one generator that reads the parts one after the other and rests wherever text is missing, so its
 own position is the state. That it is split-invariant follows from the readers: what each of them returns depends on the
 text that stands there, never on the pieces in which it came.
-
-White space next to calls is dropped only between calls and where no text follows or precedes: these formats have text
-after calls, and what stands around a call in the middle of a sentence belongs to the sentence.
 """
 
 from __future__ import annotations
@@ -15,16 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TypeVar
 
-from octavo.api_server.parsers.base import (
-    BLANKS,
-    Event,
-    EventParser,
-    MarkerScanner,
-    ParserSpec,
-    Reasoning,
-    ToolCall,
-    TrimmedText,
-)
+from octavo.api_server.parsers.base import BLANKS, Event, EventParser, MarkerScanner, ParserSpec, ToolCall
 from octavo.api_server.parsers.json_scan import MAX_NAME_CHARACTERS, JsonScanner, arguments_text
 
 T = TypeVar("T")
@@ -34,28 +22,6 @@ Reads = Generator[None, str, T]
 PIECE_LENGTH = 1024
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-
-
-class SpacedText(TrimmedText):
-    """`TrimmedText` that keeps both runs of white space where calls stand between two texts, but none between calls."""
-
-    def push(self, text: str) -> str:
-        body = text.rstrip(BLANKS)
-        tail = text[len(body) :]
-        if not body:
-            self._blanks.append(tail)
-            return ""
-        gap = self._before_edge + "".join(self._blanks)
-        if self._is_sealed and not self._has_text:
-            gap, body = "", body.lstrip(BLANKS)
-        self._is_sealed, self._has_text, self._before_edge, self._blanks = False, True, "", [tail]
-        return gap + body
-
-    def seal(self) -> None:
-        if not self._is_sealed:
-            self._before_edge = "".join(self._blanks)
-        self._blanks = []
-        self._is_sealed = True
 
 
 class PullParser(EventParser):
@@ -69,7 +35,6 @@ class PullParser(EventParser):
 
     def __init__(self, spec: ParserSpec) -> None:
         super().__init__(spec)
-        self._content = SpacedText()
         self._text = ""
         self._later: list[str] = []
         self._raw: list[str] = []
@@ -88,7 +53,6 @@ class PullParser(EventParser):
         self.is_over, self.is_cut = True, is_cut
         with suppress(StopIteration):
             self._reading.send("")
-        self._events.append(Reasoning(self._reasoning.finish()))
 
     def output(self) -> Reads[None]:
         """Subclasses: read the whole output. Begin with a reader; return when there is no more text."""

@@ -3,12 +3,18 @@
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from http_rig import MODEL, Rig, running, says
+
+from octavo.api_server.errors import ApiError, ErrorKind
+from octavo.api_server.http.body import decode_body
+from octavo.api_server.openai.completion_schemas import CompletionRequest
 
 CHAT, COMPLETIONS = PATHS = ("/v1/chat/completions", "/v1/completions")
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -114,6 +120,40 @@ async def test_b57_duplicate_keys_and_nesting_up_to_the_limit_pass(rig: Rig) -> 
         assert status == 200, answer
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 65 + b'"' + b'\\"' * 2**21,
+        b'{"prompt": "' + b'\\"' * 2**21 + b'\x01"}',
+        b'{"prompt": "' + b"\\" * 2**21,
+        b"[" * 65 + b'"",' * 2**20,
+        b'{"":0,' * 2**19,
+    ],
+    ids=["deep", "control character", "no end", "empty strings", "objects"],
+)
+def test_what_is_wrong_is_found_in_linear_time(body: bytes) -> None:
+    """Each takes a fraction of a second, and hours when strings are looked at again and again."""
+    started = time.process_time()
+    with pytest.raises(ApiError):
+        decode_body(body, msgspec.json.Decoder(CompletionRequest))
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("value", ["guess", "x" * 100_000, "a` - at `$.n`", "int\n` - at `$.n`"])
+def test_what_the_client_wrote_is_not_repeated(value: str) -> None:
+    body = {"model": "m", "prompt": "x", "early_stopping": value}
+    with pytest.raises(ApiError) as found:
+        decode_body(json.dumps(body).encode(), msgspec.json.Decoder(CompletionRequest))
+    assert (found.value.kind, found.value.param) == (ErrorKind.INVALID_VALUE, "early_stopping")
+    assert found.value.message == "early_stopping: not one of the values that it may have"
+
+
+def test_what_stands_behind_the_body_is_no_field() -> None:
+    with pytest.raises(ApiError) as found:
+        decode_body(b'{"model": "m", "prompt": "x"} more', msgspec.json.Decoder(CompletionRequest))
+    assert (found.value.param, found.value.message) == (None, "the body is not valid JSON at byte 31")
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_a_body_above_the_limit_is_refused(rig: Rig, path: str, is_chunked: bool) -> None:
@@ -141,6 +181,13 @@ MALFORMED = (
     GET + b"Bad Name: x\r\n\r\n",
     GET + b"X: a\x00b\r\n\r\n",
 )
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/nothing"])
+async def test_what_cannot_be_expected_is_refused_in_words(rig: Rig, path: str) -> None:
+    async with rig.session.post(path, headers={"Expect": "200-ok"}) as response:
+        assert response.status == 417
+        assert response.headers["X-Request-Id"]
 
 
 @pytest.mark.parametrize("request_bytes", MALFORMED, ids=lambda data: data[-60:].decode("latin-1"))

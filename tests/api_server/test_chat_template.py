@@ -254,7 +254,8 @@ async def test_renderings_at_the_same_time_keep_to_their_own_messages() -> None:
 def test_only_known_scalar_options_reach_a_template() -> None:
     template = ChatTemplate("{{ enable_thinking }}", {})
     assert template.render([], enable_thinking=False) == "False"
-    for bad in ({"messages_": 1}, {"documents": []}, {"raise_exception": 1}, {"enable_thinking": []}):
+    parameters = ({name: True} for name in ("self", "messages", "add_generation_prompt", "tools"))
+    for bad in (*parameters, {"documents": []}, {"raise_exception": 1}, {"enable_thinking": []}):
         with pytest.raises(ChatTemplateError, match=next(iter(bad))):
             template.render([], **bad)  # type: ignore[arg-type]
 
@@ -267,8 +268,8 @@ def test_a_template_that_does_not_compile_stops_the_start() -> None:
 
 def test_tools_are_data_that_the_template_writes() -> None:
     template = ChatTemplate("{% if tools %}{{ tools | tojson }}{% else %}{{ tools }}{% endif %}", {})
-    assert template.render([], tools=[{"name": "f"}]) == '[{"name": "f"}]'
-    assert template.render([], tools=[]) == template.render([]) == "None"
+    assert template.render([], True, [{"name": "f"}]) == '[{"name": "f"}]'
+    assert template.render([], True, []) == template.render([]) == "None"
 
 
 @pytest.mark.parametrize(

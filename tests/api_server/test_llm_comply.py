@@ -1,4 +1,4 @@
-"""llm-comply's own checks of the Responses and the Messages API, where it is installed (`pip install llm-comply`).
+"""llm-comply's own checks of the Responses and the Messages API.
 
 What cannot pass is named: images, which this server refuses, and calls that are demanded, which need grammars. Tests
 that llm-comply skips for a model of this name count as neither.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from http_rig import MODEL, running
 from named_streams import ends
 
-LLM_COMPLY = shutil.which("llm-comply")
+LLM_COMPLY = Path(sys.executable).with_name("llm-comply")
 CANNOT_PASS = {
     "anthropic": {"anth-image-input", "anth-tool-calling"},
     "open-responses": {"image-input", "tool-calling"},
@@ -23,7 +23,6 @@ CANNOT_PASS = {
 NUM_PASSING = {"anthropic": 6, "open-responses": 10}
 
 
-@pytest.mark.skipif(LLM_COMPLY is None, reason="llm-comply is not installed")
 @pytest.mark.parametrize("api", CANNOT_PASS)
 async def test_everything_that_can_pass_does(tmp_path: Path, api: str) -> None:
     async with running(tmp_path, ends("Hello there friend"), max_model_len=8192) as rig:

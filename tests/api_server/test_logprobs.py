@@ -92,6 +92,18 @@ async def test_b18_a_prompt_is_scored_without_output(tmp_path: Path) -> None:
     }
 
 
+async def test_b18_a_prompt_that_fills_the_context_is_scored(tmp_path: Path) -> None:
+    prompt = [40] * 512
+    async with running(tmp_path, says("x"), max_model_len=512) as rig:
+        answer = await complete(rig, prompt, echo=True, logprobs=0, max_tokens=0)
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == answer["usage"]["total_tokens"] == 512
+        for body in ({"prompt": [*prompt, 40], "max_tokens": 0}, {"prompt": prompt, "max_tokens": 1}):
+            status, refusal = await rig.complete(**body)
+            assert (status, refusal["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await rig.complete([*prompt, 40], max_tokens=0, truncate_prompt_tokens=-1))[0] == 200
+        assert [len(request.prompt_token_ids) for request in rig.engine.added] == [512, 512]
+
+
 async def test_b18_without_echo_the_text_is_empty_and_a_chat_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path, lambda request: stopped_by_eos("")) as rig:
         answer = await complete(rig, max_tokens=0, logprobs=2, n=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,6 +146,21 @@ def test_all_tokens_with_text_have_logprobs_markup_too(sizes: list[int]) -> None
     events = run(processor(num_logprobs=0, returns_token_ids=True), TEXT, sizes)
     assert b"".join(entry.own.text for event in events for entry in event.logprobs).decode() == TEXT
     assert [token_id for event in events for token_id in event.token_ids] == [*ids_of(TEXT), EOS]
+
+
+def kind_of(event: OutputEvent) -> str:
+    return next(name for name in ("reasoning", "content", "tool_calls") if getattr(event, name))
+
+
+@given(st.lists(st.integers(1, 4), max_size=22))
+def test_entries_go_with_what_their_tokens_came_to(sizes: list[int]) -> None:
+    events = [event for event in run(processor(num_logprobs=0), TEXT, sizes) if event.has_output]
+    texts = [
+        (kind, b"".join(entry.own.text for event in group for entry in event.logprobs))
+        for kind, group in itertools.groupby(events, kind_of)
+    ]
+    expected = [("reasoning", b"<why?>"), ("content", b"so"), ("tool_calls", b"<call>"), ("content", b"be.cause")]
+    assert texts == expected
 
 
 def test_tokens_of_thoughts_are_counted() -> None:

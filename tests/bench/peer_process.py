@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from load_client import Target, complete, new_session
 from peer_install import PeerError, last_line
 from peer_servers import Server
 from server_watch import cpu_seconds, watch_processes
-from workloads import Request
+
+from octavo.api_server.client.load_client import Target, complete, new_session
+from octavo.api_server.client.workloads import Request
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 20.0

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from peer_servers import OCTAVO, Server
-from report import Report
+
+from octavo.api_server.client.load_report import Report
 
 MUCH_OTHER_WORK = 0.05
 RATIOS = {

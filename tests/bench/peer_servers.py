@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from load_client import LengthControl
 from peer_install import DEBIAN, LLAMACPP, OPENVINO, TRANSFORMERS, VLLM, Installer, PeerError
 from peer_models import GGUF_FORMATS, Models
+
+from octavo.api_server.client.load_client import LengthControl
 
 NUM_CORES = os.cpu_count() or 1
 CONTEXT_TOKENS = 2048

@@ -33,6 +33,9 @@ from peer_process import OtherWork, RunningServer, rest, running
 from peer_report import Results, Run
 from peer_servers import OCTAVO, PEERS, Server, octavo
 
+from octavo.api_server.client.bench import positive
+from octavo.api_server.client.load_report import Report
+
 DEFAULT_DIRECTORY = Path.home() / ".cache" / "octavo-peers"
 DEFAULT_OCTAVO = f"default={EMBEDDED_MODEL}"
 SETTLE_S = 2.0
@@ -118,12 +121,12 @@ class Bench:
             self.runs.append(Run(server, workload.name, one | facts))
             self._store(self.runs[-1].report)
 
-    def _store(self, found: report.Report) -> None:
+    def _store(self, found: Report) -> None:
         if self._args.out:
             with self._args.out.open("a") as file:
                 file.write(json.dumps(found) + "\n")
 
-    async def _load(self, started: RunningServer, workload: Workload, number: int) -> report.Report:
+    async def _load(self, started: RunningServer, workload: Workload, number: int) -> Report:
         """Run a workload once. Every one of a round has a text of its own, so that no prefix cache knows it."""
         load_args = load.parse_arguments(workload.arguments(self._tokenizer))
         seed = number * SEEDS_PER_ROUND + list(WORKLOADS).index(workload.name)
@@ -178,15 +181,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--octavo", action="append", metavar="NAME=ARGUMENTS", help=octavo_help)
     parser.add_argument("--peer", action="append", choices=PEERS, help="repeat for several (default: all)")
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="repeat for several (default: all)")
-    parser.add_argument(
-        "--rounds", type=load.positive(int), default=1, help="A B A B ...; medians and ratios at the end"
-    )
+    parser.add_argument("--rounds", type=positive(int), default=1, help="A B A B ...; medians and ratios at the end")
     parser.add_argument(
         "--directory", type=Path, default=DEFAULT_DIRECTORY, help="environments and weights of the peers"
     )
-    parser.add_argument(
-        "--rest-s", type=load.positive(float), default=20.0, help="how long a server is watched at rest"
-    )
+    parser.add_argument("--rest-s", type=positive(float), default=20.0, help="how long a server is watched at rest")
     parser.add_argument("--out", type=Path, help="file to which the JSON reports are appended, one line each")
     parser.add_argument("--no-install", action="store_true", help="use only the peers that are there")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """What formats of weights and KV cost in quality: `python tests/bench/quality.py --threads 2`.
 
-Perplexity over 2,048 tokens of `english.txt` and `prose.txt` (teacher-forced, in chunks of 512, over the paged cache),
+Perplexity over 2,048 tokens of two English texts (teacher-forced, in chunks of 512, over the paged cache),
 how often the likeliest token is that of fp32, and how many tokens of a greedy continuation stay the same: each prompt's
 fp32 continuation is teacher-forced as well, and up to the first other choice that is what generation would have seen.
 The model runs in this process, on the kernels that a worker would take, with the loader's own rounding.
@@ -22,6 +22,7 @@ import torch
 from embedded_model import embedded_model_config, locate_embedded_model
 from tokenizers import Tokenizer
 
+from octavo.api_server.client.workloads import ENGLISH
 from octavo.kernels.ops.attention import plan_attention
 from octavo.kernels.ops.packed_linear import WeightFormat, dequantize_rows
 from octavo.protocol.config import CacheConfig, Dtype, KvCacheDtype, ModelConfig, Quantization, SchedulerConfig
@@ -35,8 +36,7 @@ from octavo.worker.quantize import quantize_rows
 from octavo.worker.stored_tensor import StoredTensor
 from octavo.worker.weight_formats import describe_formats
 
-HERE = Path(__file__).parent
-TEXTS = ("english.txt", "prose.txt")
+TEXTS = (ENGLISH, Path(__file__).with_name("prose.txt"))
 NUM_TOKENS, CHUNK, BLOCK_SIZE = 2048, 512, 16
 NUM_PROMPTS, PROMPT_LENGTH, NUM_GREEDY = 16, 48, 48
 SHIFT = 16  # half a block
@@ -194,7 +194,7 @@ def continue_greedily(model: LlamaForCausalLM, kv_dtype: torch.dtype, prompts: t
 def read_tokens(loader: Loader) -> torch.Tensor:
     """Return the text, int64 [NUM_TOKENS]."""
     tokenizer = Tokenizer.from_file(str(loader.directory / "tokenizer.json"))
-    ids = tokenizer.encode("\n".join((HERE / name).read_text() for name in TEXTS)).ids
+    ids = tokenizer.encode("\n".join(path.read_text() for path in TEXTS)).ids
     if len(ids) < NUM_TOKENS:
         raise SystemExit(f"the text has {len(ids)} tokens only")
     return torch.tensor(ids[:NUM_TOKENS])

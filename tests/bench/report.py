@@ -1,68 +1,20 @@
-"""Outcomes to numbers: one flat dictionary a run (the JSON line), a row of a table, and ratios between two servers.
-
-Only good outcomes count, in rates and in percentiles: whole, and of the length that was asked. Percentiles are
-interpolated linearly, as by most tools, so that figures compare. ITL is the gap between chunks that hold text, TPOT
-the time after the first token over the number of tokens after it.
-"""
+"""What load.py adds to a run's figures: the server seen from outside, a row of a table, ratios between servers."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from load_client import Outcome
 from server_watch import HealthProbe, ProcessUsage
 
-PERCENTS = (50, 90, 99)
+from octavo.api_server.client import load_report
+from octavo.api_server.client.load_client import Outcome
+from octavo.api_server.client.load_report import PERCENTS, Report, percentiles_ms, table
+
 COMPARED = ("output_tok_s", "prompt_tok_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "itl_p99_ms",
             "end_to_end_p50_ms", "end_to_end_p99_ms", "server_cpu_s", "peak_rss_mib", "peak_pss_mib")  # fmt: skip
 COLUMNS = ("server", "workload", "load", "requests", "errors", "wrong length", "prompt tok/s", "output tok/s",
            "TTFT ms", "TPOT ms", "ITL ms", "end to end ms", "/health ms", "CPU s", "RSS / PSS MiB")  # fmt: skip
-
-Report = dict[str, Any]
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the value below which `percent` of `values` lie, interpolated between neighbours (None: no values)."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def _percentiles_ms(name: str, values_s: Iterable[float | None]) -> Report:
-    known_s = [value for value in values_s if value is not None]
-    found = {percent: percentile(known_s, percent) for percent in PERCENTS}
-    return {f"{name}_p{percent}_ms": None if s is None else round(s * 1000, 2) for percent, s in found.items()}
-
-
-def summarize(outcomes: Sequence[Outcome], seconds: float) -> Report:
-    """Return counts, rates over `seconds`, and percentiles of one run."""
-    good = [outcome for outcome in outcomes if outcome.is_good]
-    num_prompt_tokens = sum(outcome.num_prompt_tokens for outcome in good)
-    num_output_tokens = sum(outcome.num_output_tokens for outcome in good)
-    problems = [problem for outcome in outcomes if (problem := outcome.error or outcome.wrong_length)]
-    return {
-        "requests": len(outcomes),
-        "errors": sum(outcome.error is not None for outcome in outcomes),
-        "wrong_lengths": sum(outcome.wrong_length is not None for outcome in outcomes),
-        "first_error": next(iter(problems), None),
-        "seconds": round(seconds, 6),
-        "prompt_tokens": num_prompt_tokens,
-        "output_tokens": num_output_tokens,
-        "output_tokens_asked": sum(outcome.num_asked_tokens for outcome in outcomes),
-        "prompt_tok_s": round(num_prompt_tokens / seconds, 1),
-        "output_tok_s": round(num_output_tokens / seconds, 1),
-        **_percentiles_ms("ttft", (outcome.ttft_s for outcome in good)),
-        **_percentiles_ms("tpot", (outcome.tpot_s for outcome in good)),
-        **_percentiles_ms("itl", itertools.chain.from_iterable(outcome.chunk_gaps_s for outcome in good)),
-        **_percentiles_ms("end_to_end", (outcome.end_to_end_s for outcome in good)),
-    }
 
 
 def describe_processes(usage: ProcessUsage | None) -> Report:
@@ -85,9 +37,9 @@ def describe_health(health: HealthProbe | None) -> Report:
         "health_probes": len(health.late_s),
         "health_errors": health.errors,
         "health_first_error": health.first_error,
-        **_percentiles_ms("health", health.latencies_s),
+        **percentiles_ms("health", health.latencies_s),
         "health_max_ms": round(max(health.latencies_s, default=0.0) * 1000, 2),
-        **_percentiles_ms("health_late", health.late_s),
+        **percentiles_ms("health_late", health.late_s),
     }
 
 
@@ -106,21 +58,20 @@ def compare_answers(together: Sequence[Outcome], alone: Sequence[Outcome]) -> Re
 
 def is_clean(report: Report) -> bool:
     """Return whether every request was answered as asked, and, where that was compared, as it is answered alone."""
-    counts = ("errors", "wrong_lengths", "health_errors", "outputs_differing")
-    return not any(report.get(name) for name in counts)
+    others = ("health_errors", "outputs_differing")
+    return not any(report.get(name) for name in others) and load_report.is_clean(report)
 
 
 def header() -> str:
     """Return the head of the table. Triples are p50 / p90 / p99."""
-    return f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
+    return table(COLUMNS, [])
 
 
 def row(report: Report) -> str:
     """Return a run as a line of the table."""
 
     def number(name: str) -> str:
-        value = report.get(name)
-        return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        return load_report.number(report.get(name))
 
     def triple(name: str) -> str:
         return " / ".join(number(f"{name}_p{percent}_ms") for percent in PERCENTS)
@@ -159,7 +110,7 @@ def comparison_table(comparison: Report) -> str:
     """Return the comparison as a table: medians, then ratios to the first server, then the range of each."""
     first, *others = comparison["labels"]
     head = ["median of", first, *others, *(f"{label} : {first}" for label in others)]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for name in COMPARED:
         if name in comparison:
             found = comparison[name]
@@ -167,5 +118,5 @@ def comparison_table(comparison: Report) -> str:
                 f"{median:g} ({min(values):g} to {max(values):g})"
                 for median, values in zip(found["medians"], found["runs"], strict=True)
             ]
-            lines.append(f"| {' | '.join([name, *medians, *(str(ratio) for ratio in found['ratios'])])} |")
-    return "\n".join(lines)
+            rows.append([name, *medians, *(str(ratio) for ratio in found["ratios"])])
+    return table(head, rows)

@@ -3,7 +3,7 @@
     PYTHONPATH=tests python tests/bench/sharing.py [--prompt 160] [--output 64] [--prompts 4] [--block-size 16]
 
 Logical blocks are what the block tables of all choices or beams of a prompt name, distinct ones what they occupy; both
-are summed over all steps. Prompts are pieces of `english.txt`, each run alone. Kwon et al. (SOSP 2023, fig. 15) report
+are summed over all steps. Prompts are pieces of `ENGLISH`, each run alone. Kwon et al. (SOSP 2023, fig. 15) report
 6 to 10 % saved by parallel sampling and 38 to 55 % by beam search on Alpaca, 16 to 31 % and 44 to 66 % on ShareGPT.
 """
 
@@ -12,18 +12,16 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from embedded_model import embedded_model_config, locate_embedded_model
 from inline_engine import InlineEngine
 
+from octavo.api_server.client.workloads import ENGLISH
 from octavo.api_server.model_source import Location
 from octavo.api_server.tokenizer import Tokenizer
 from octavo.protocol.config import CacheConfig, SchedulerConfig
 from octavo.protocol.engine_messages import AddRequest, BeamSearchParams
 from octavo.protocol.sampling_params import SamplingParams
-
-TEXT = Path(__file__).parent / "english.txt"
 
 
 def make_engine(model: Location, block_size: int) -> InlineEngine:
@@ -66,7 +64,7 @@ class BlockCount:
 
 def prompts(model: Location, num_prompts: int, num_tokens: int) -> Iterator[list[int]]:
     tokenizer = Tokenizer.load(str(model.path))
-    token_ids = tokenizer.encode(TEXT.read_text())
+    token_ids = tokenizer.encode(ENGLISH.read_text())
     tokenizer.close()
     numbers = random.Random(1)
     for _ in range(num_prompts):

@@ -9,13 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import load
-import load_client
 import peers
 import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from load_client import Target, complete, new_session
 from openvino_front import Front, Generation, Progress, Prompt, progress
 from peer_install import LLAMACPP, OPENVINO, TRANSFORMERS, VLLM, Installer, PeerError, Recipe, last_line
 from peer_models import Models
@@ -23,7 +21,9 @@ from peer_process import OtherWork, end, environment_of, free_port, wait_for_fir
 from peer_report import Results, Run
 from peer_servers import PEERS, Server, octavo
 from tiny_tokenizers import byte_level
-from workloads import Request
+
+from octavo.api_server.client.load_client import Target, complete, new_session
+from octavo.api_server.client.workloads import Request
 
 GGUF = Path("/models/small.Q4_1.gguf")
 LIBRARIES = ("lib/llama-server", "lib/llama-quantize", "lib/libiomp5.so", "debian/usr/lib/libtcmalloc_minimal.so.4")
@@ -97,8 +97,8 @@ def test_the_command_line_defaults_to_everything() -> None:
 )
 def test_workloads_are_load_pys(name: str, arrivals: str, num_requests: int) -> None:
     found = load.load_of(load.parse_arguments(peers.WORKLOADS[name].arguments(None)))
-    assert (found.arrivals, len(found.shapes)) == (arrivals, num_requests)
-    assert bool(found.shapes[0].block_ids) == (name == "shared-prefix")
+    assert (found.arrivals, len(found.workload.shapes)) == (arrivals, num_requests)
+    assert bool(found.workload.shapes[0].block_ids) == (name == "shared-prefix")
 
 
 def test_what_is_not_installed_is_left_out_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +195,7 @@ async def test_a_stream_may_end_without_done_where_the_target_says_so() -> None:
             assert one.is_good is not ends_with_done
             assert ends_with_done or two.wrong_length  # a length is checked although the request cannot force it
     assert not set(bodies[0]) & {"ignore_eos", "min_tokens"}
-    assert load_client.Target("", "m", "a").ends_with_done
+    assert Target("", "m", "a").ends_with_done
 
 
 class FakeEngine:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from embedded_model import embedded_model_config
 from inline_engine import InlineEngine
-from smollm2_reference import encode_prompts, load_reference
+from smollm2_reference import all_logprobs, encode_prompts, load_reference
 
 from octavo.protocol.config import CacheConfig, Dtype, SchedulerConfig
 from octavo.protocol.engine_messages import AddRequest, RequestOutput
@@ -53,12 +52,6 @@ def answers(smollm2_gguf, smollm2_directory) -> list[tuple[AddRequest, RequestOu
 @pytest.fixture(scope="module")
 def reference(smollm2_gguf) -> transformers.LlamaForCausalLM:
     return load_reference(smollm2_gguf)
-
-
-@torch.no_grad()
-def all_logprobs(reference: transformers.LlamaForCausalLM, token_ids: list[int]) -> np.ndarray:
-    """Return fp32 [len(token_ids), vocab_size]: what each token says of the next one."""
-    return reference(torch.tensor([token_ids])).logits[0].log_softmax(-1).numpy()
 
 
 def check(rows: TokenLogprobs, token_ids: list[int], expected: np.ndarray) -> float:

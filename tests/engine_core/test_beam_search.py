@@ -6,7 +6,7 @@ import pytest
 from scheduler_harness import make_config
 
 from octavo.engine_core.beam_search import BeamGroup
-from octavo.engine_core.request import Request
+from octavo.engine_core.request import Request, why_malformed
 from octavo.protocol.engine_messages import AddRequest, BeamOutput, BeamSearchParams, EarlyStopping, FinishReason
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.worker_messages import Candidates
@@ -172,6 +172,13 @@ def make_group(num_beams=2, num_running=2, max_tokens=9, **params):
     group = BeamGroup(BeamSearchParams(num_beams, num_beams, **params), beams[0])
     group.advance(beams, [0.0] * num_running)
     return group, beams
+
+
+def test_a_search_follows_no_grammar():
+    params = SamplingParams(max_tokens=3, grammar='start: "a"')
+    search = AddRequest("a", [5], params, 0.0, beam_search=BeamSearchParams(2, 2))
+    assert why_malformed(AddRequest("a", [5], params, 0.0), 10) is None
+    assert why_malformed(search, 10) == "a beam search follows no grammar"
 
 
 def test_equal_scores_keep_the_order_of_beam_and_token():

@@ -247,12 +247,14 @@ def test_a_request_fits_to_the_last_slot_or_is_refused_at_once(num_prompt_tokens
         harness.scheduler.check_idle()
 
 
-def test_a_prompt_that_fills_the_context_is_refused():
+def test_a_prompt_that_fills_the_context_has_one_token_of_output():
     harness = harness_with(max_model_len=10)
-    log = harness.new("a", range(10), max_tokens=1)
-    assert log.error is ErrorCode.NEVER_FITS
-    assert log.error_message == "the prompt has 10 tokens; the context of 10 tokens leaves room for at most 9"
-    assert harness.new("b", range(9), max_tokens=5).error is None
+    full, nearly_full = harness.new("a", range(10), max_tokens=5), harness.new("b", range(9), max_tokens=5)
+    harness.run()
+    assert [len(log.output_token_ids) for log in (full, nearly_full)] == [1, 1]
+    too_long = harness.new("c", range(11), max_tokens=1)
+    assert too_long.error is ErrorCode.NEVER_FITS
+    assert too_long.error_message == "the prompt has 11 tokens; the context has room for 10"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ from octavo.protocol.sampling_params import SamplingParams
         ("num_logprobs", -2),
         ("num_logprobs", 21),
         ("num_prompt_logprobs", 21),
+        ("grammar", "é" * (128 * 1024 + 1)),
+        ("grammar_start_token_ids", (3,)),
     ],
 )
 def test_out_of_range_names_the_field(field, value):
@@ -58,6 +60,25 @@ def test_an_invalid_value_does_not_pass_the_wire():
     frame = msgspec.msgpack.encode([10, 0, -1.0])
     with pytest.raises(msgspec.ValidationError, match="temperature"):
         msgspec.msgpack.decode(frame, type=SamplingParams)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_tokens", 1),
+        ("ignore_eos", True),
+        ("grammar_start_token_ids", (-1,)),
+        ("grammar_start_token_ids", tuple(range(17))),
+    ],
+)
+def test_a_grammar_alone_says_where_the_output_ends(field, value):
+    with pytest.raises(ValueError, match=f"^{field} "):
+        SamplingParams(max_tokens=10, grammar='start: "a"', **{field: value})
+
+
+def test_a_grammar_passes_the_wire():
+    params = SamplingParams(max_tokens=10, grammar='start: "é"', grammar_start_token_ids=(3, 2**31 - 1))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_temperature_zero_is_greedy():

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.api_server.client.shapes import Shape
 from octavo.simulator.allocators import BuddyAllocator, FirstFitAllocator, next_power_of_two
 from octavo.simulator.contiguous import num_reserved_slots
 from octavo.simulator.run import run
 from octavo.simulator.settings import Allocation, Batching, Reservation, Settings
-from octavo.simulator.traces import Shape
 
 
 def test_buddies_are_halved_and_joined():

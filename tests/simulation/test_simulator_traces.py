@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.api_server.client.shapes import Shape
 from octavo.simulator.prompts import STOP_TOKEN_ID, VOCAB_SIZE, private_token_id, prompt_token_ids
 from octavo.simulator.settings import Settings, Setup
-from octavo.simulator.traces import Shape, read_workload, scaled
+from octavo.simulator.traces import read_workload, scaled
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:01.5,20,3\n2023-11-16 18:00:00.0,10,0\n"
 MOONCAKE = '{"timestamp": 1000, "input_length": 700, "output_length": 5, "hash_ids": [3, 9]}\n'

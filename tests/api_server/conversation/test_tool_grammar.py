@@ -46,7 +46,7 @@ def test_one_call_of_one_tool() -> None:
 
 def test_several_calls_of_several_tools() -> None:
     rules = grammar_of("mistral", TOOLS, is_parallel=True, special_token_ids={"[TOOL_CALLS]": 5}).split("\n")
-    assert rules[:2] == ['start: <[5]> "[" call (", " call)* "]"', "call: (call_0 | call_1 | call_2)"]
+    assert rules[:2] == ['start: <[5]> "[" call (", " call)* "]"', "call: (call_0 | call_1 | call_2 | call_3)"]
     assert len(rules) == 2 + 2 * len(TOOLS)
 
 

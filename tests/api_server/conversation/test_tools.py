@@ -93,14 +93,14 @@ def test_parallel_calls(given: bool | None, is_parallel: bool) -> None:
     assert resolve(tool(), parallel_tool_calls=given).is_parallel is is_parallel
 
 
-@pytest.mark.parametrize("name", ["", "x" * 65, "a b", "a.b", "é", "a\n", "<f>"])
+@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "é", "a\n", "<f>"])
 def test_names(name: str) -> None:
     error = refusal(tool(), tool(name))
     assert (error.kind, error.param) == (ErrorKind.INVALID_VALUE, "tools[1].function.name")
 
 
 def test_names_that_are_allowed() -> None:
-    assert names(resolve(tool("a-Z_09"), tool("x" * 64)).tools) == ["a-Z_09", "x" * 64]
+    assert names(resolve(tool("a-Z_0.9"), tool("x" * 128)).tools) == ["a-Z_0.9", "x" * 128]
 
 
 def test_a_name_may_stand_once() -> None:

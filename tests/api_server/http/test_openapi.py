@@ -10,11 +10,13 @@ import msgspec
 import pytest
 from http_rig import MODEL, running, says
 
+from octavo.api_server.errors import ErrorShape
 from octavo.api_server.http.api_texts import NOT_SUPPORTED, ROUTE_TEXTS
 from octavo.api_server.http.openapi import make_openapi
 from octavo.api_server.http.routes import ROUTES
+from octavo.api_server.http.sse import NDJSON, SSE, SSE_UNTIL_DONE, Media
 
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 
 
 class Inner(msgspec.Struct):
@@ -51,6 +53,8 @@ class Planted(NamedTuple):
     body: type[msgspec.Struct] | None = None
     answer: Any = None
     event: Any = None
+    error_shape: ErrorShape = ErrorShape.OPENAI
+    media: Media = SSE
 
 
 def planted() -> dict[str, Any]:
@@ -59,6 +63,8 @@ def planted() -> dict[str, Any]:
             Planted("POST", "/ask", Asked, Answered, Answered | Inner),
             Planted("GET", "/ask"),
             Planted("GET", "/v1/things/{thing:.+}/{part}", None, Inner),
+            Planted("POST", "/tell", Asked, Answered, Answered, ErrorShape.OLLAMA, NDJSON),
+            Planted("POST", "/until", Asked, Answered, Answered, media=SSE_UNTIL_DONE),
         ]
     )
 
@@ -106,10 +112,27 @@ def test_bodies_answers_and_events_are_where_clients_look() -> None:
     assert asked["requestBody"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/Asked"}
     content = asked["responses"]["200"]["content"]
     assert content[JSON]["schema"] == {"$ref": "#/components/schemas/Answered"}
-    assert list(references(content[EVENTS])) == ["#/components/schemas/Answered", "#/components/schemas/Inner"]
+    data = content[EVENTS]["itemSchema"]["properties"]["data"]
+    assert data["contentMediaType"] == JSON
+    assert list(references(data["contentSchema"])) == ["#/components/schemas/Answered", "#/components/schemas/Inner"]
     assert "requestBody" not in paths["/ask"]["get"]
     error = asked["responses"]["default"]["content"][JSON]["schema"]
     assert error == {"$ref": "#/components/schemas/ErrorBody"}
+
+
+def test_a_stream_has_its_media_and_an_error_its_shape() -> None:
+    responses = planted()["paths"]["/tell"]["post"]["responses"]
+    content = responses["200"]["content"]
+    assert content.keys() == {JSON, LINES}
+    assert content[LINES] == {"itemSchema": {"$ref": "#/components/schemas/Answered"}}
+    assert responses["default"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/OllamaErrorBody"}
+
+
+def test_what_is_no_json_at_the_end_of_a_stream_is_said() -> None:
+    item = planted()["paths"]["/until"]["post"]["responses"]["200"]["content"][EVENTS]["itemSchema"]
+    json_text, last = item["properties"]["data"]["anyOf"]
+    assert json_text["contentSchema"] == {"$ref": "#/components/schemas/Answered"}
+    assert last == {"const": "[DONE]"}
 
 
 def test_parameters_of_paths_lose_aiohttps_patterns() -> None:

@@ -79,8 +79,9 @@ def test_white_space_at_edges() -> None:
     assert trim("\n", None, "\n a ") == "a "
     assert trim("a\n", None) == "a"
     assert trim("a\n", None, " \n", None, "\n") == "a"
-    assert trim("a\n", None, "\n\n", None, "b") == "a\nb"
+    assert trim("a\n", None, "\n\n", None, " b") == "a\n b"
     assert trim("a", None, None, "\n\nb") == "a\n\nb"
+    assert trim("a ", None, "\n", None, " ", "b") == "a  b"
     assert trim("a", None, "b") == "ab"
     assert trim("\n a b \n", is_sealed=True) == "a b \n"
 

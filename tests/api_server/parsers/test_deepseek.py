@@ -1,7 +1,7 @@
 """DeepSeek V3, R1 and V3.1: a section of special tokens, arguments as JSON."""
 
 import pytest
-from pull_checks import Output, as_json, check_damaged, check_linear, check_output, output_of, read, specs_of
+from parser_checks import Output, as_json, check_damaged, check_linear, check_output, output_of, read, specs_of
 
 from octavo.api_server.parsers.deepseek import CALL_BEGIN, CALL_END, SECTION_BEGIN, SECTION_END, SEPARATOR, make_parser
 

@@ -1,7 +1,7 @@
 """DeepSeek V3.2 and later: DSML, markup whose values are not escaped."""
 
 import pytest
-from pull_checks import Output, check_damaged, check_linear, check_output, output_of, read, specs_of
+from parser_checks import Output, check_damaged, check_linear, check_output, output_of, read, specs_of
 
 from octavo.api_server.parsers.deepseek_dsml import make_parser
 

@@ -1,8 +1,7 @@
 """Gemma 4: an object notation of its own, thoughts in a channel."""
 
 import pytest
-from parser_checks import make_spec
-from pull_checks import Output, check_damaged, check_linear, check_output, output_of, read, specs_of
+from parser_checks import Output, check_damaged, check_linear, check_output, make_spec, output_of, read, specs_of
 
 from octavo.api_server.parsers.gemma import CALL_BEGIN, CALL_END, QUOTE, THOUGHT_BEGIN, THOUGHT_END, make_parser
 

@@ -1,8 +1,7 @@
 """GLM 4.5 and later: names, keys and values between tags, nothing escaped, types from the schema."""
 
 import pytest
-from parser_checks import parse
-from pull_checks import Output, check_damaged, check_linear, check_output, output_of, read, specs_of
+from parser_checks import Output, check_damaged, check_linear, check_output, output_of, parse, read, specs_of
 
 from octavo.api_server.parsers.glm import CALL_BEGIN, CALL_END, KEY_BEGIN, KEY_END, VALUE_BEGIN, VALUE_END, make_parser
 

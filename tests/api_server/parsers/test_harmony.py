@@ -1,8 +1,7 @@
 """Harmony, the format of gpt-oss: messages with channels and recipients."""
 
 import pytest
-from parser_checks import make_spec
-from pull_checks import Output, as_json, check_damaged, check_linear, check_output, read, specs_of
+from parser_checks import Output, as_json, check_damaged, check_linear, check_output, make_spec, read, specs_of
 
 from octavo.api_server.parsers.harmony import THOUGHT_BEGIN, Header, read_header
 
@@ -81,7 +80,7 @@ def test_messages_of_every_kind():
     )
     expected = Output(
         f"I look.\nIt is {END}, they say.",
-        f"A {CALL} or <|channel|>final b.\nB.",
+        f"A {CALL} or <|channel|>final b.\n\nB.",
         (("get_weather", {"days": 1}), ("get_time", {})),
     )
     check(text, expected)

@@ -1,7 +1,7 @@
 """Kimi K2: a section of special tokens, the tool's name in the id, arguments as JSON."""
 
 import pytest
-from pull_checks import Output, as_json, check_damaged, check_linear, check_output, read, specs_of
+from parser_checks import Output, as_json, check_damaged, check_linear, check_output, read, specs_of
 
 from octavo.api_server.parsers.kimi import (
     ARGUMENTS_BEGIN,

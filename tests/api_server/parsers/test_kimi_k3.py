@@ -1,8 +1,7 @@
 """Kimi K3: a message of control tokens, with elements for thought, response and calls."""
 
 import pytest
-from parser_checks import make_spec
-from pull_checks import Output, check_damaged, check_linear, check_output, read, specs_of
+from parser_checks import Output, check_damaged, check_linear, check_output, make_spec, read, specs_of
 
 from octavo.api_server.parsers.kimi_k3 import (
     ARGUMENT_END,

@@ -12,11 +12,11 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
+from octavo.api_server.client.shapes import Shape
 from octavo.simulator.allocators import Allocator, BuddyAllocator, FirstFitAllocator, next_power_of_two
 from octavo.simulator.cost_model import StepLoad, attention_pairs
 from octavo.simulator.measurements import Measurements, StepSample
 from octavo.simulator.settings import Allocation, Batching, Reservation, Setup
-from octavo.simulator.traces import Shape
 
 
 def num_reserved_slots(reservation: Reservation, shape: Shape, max_model_len: int) -> int:

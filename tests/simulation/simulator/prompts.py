@@ -6,7 +6,7 @@ Invariant: two prompts agree up to the end of a named block exactly if all their
 
 from __future__ import annotations
 
-from octavo.simulator.traces import Shape
+from octavo.api_server.client.shapes import Shape
 
 STOP_TOKEN_ID = 0
 FIRST_BLOCK_TOKEN_ID = 1

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from octavo.api_server.client.shapes import Shape
 from octavo.protocol.config import (
     AdmissionPolicy,
     CacheConfig,
@@ -23,7 +24,7 @@ from octavo.protocol.config import (
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.devices import DEVICES, MODELS
 from octavo.simulator.prompts import VOCAB_SIZE
-from octavo.simulator.traces import Shape, capped, read_workload, scaled
+from octavo.simulator.traces import capped, read_workload, scaled
 
 Scale = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 NumBlocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # a list has an entry for each

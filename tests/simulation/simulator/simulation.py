@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
+from octavo.api_server.client.shapes import Shape
 from octavo.engine_core.scheduler import Scheduler
 from octavo.protocol.config import ApiConfig
 from octavo.protocol.engine_messages import AddRequest, EngineStats, FinishReason, RequestOutput
@@ -21,7 +22,6 @@ from octavo.protocol.worker_messages import ModelRunnerOutput, WorkerReady
 from octavo.simulator.measurements import Measurements, StepSample
 from octavo.simulator.prompts import STOP_TOKEN_ID, private_token_id, prompt_token_ids
 from octavo.simulator.settings import Setup
-from octavo.simulator.traces import Shape
 from octavo.simulator.worker import SimulatedWorker
 
 MAX_WAITING_REQUESTS = ApiConfig().max_queued_requests

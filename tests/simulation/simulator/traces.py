@@ -16,23 +16,14 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from octavo.api_server.client.shapes import Shape
+
 MOONCAKE_BLOCK_TOKENS = 512
 DEFAULT_NUM_FIXED = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One request without its text. It opens with the blocks named by `block_ids`, each `num_block_tokens` long."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    arrival_s: float = 0.0
-    block_ids: tuple[int, ...] = ()
-    num_block_tokens: int = 0
 
 
 def read_workload(name: str, limit: int | None = None) -> list[Shape]:

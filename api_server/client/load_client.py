@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
-import msgspec
-from workloads import Request
 
-MAX_LINE_BYTES = 2**20
+from octavo.api_server.client.stream_events import DONE, MAX_LINE_BYTES, Event, Usage, data_of, decode_event, error_text
+from octavo.api_server.client.workloads import Request
+
+MAX_ERROR_CHARS = 300
 LengthControl = Literal["ignore_eos", "min_tokens", "no_end_token", "none"]
 
 
@@ -36,11 +37,15 @@ class Target:
     length_control: LengthControl = "ignore_eos"
     timeout_s: float = 600.0
     ends_with_done: bool = True
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass
 class Outcome:
-    """What came back for one request. Times are seconds since it was sent; `error` says why it does not count."""
+    """What came back for one request. Times are seconds since it was sent.
+
+    `error` says why it does not count: its kind, a colon, and what is special about this one. Thoughts are text too.
+    """
 
     num_asked_tokens: int
     num_prompt_tokens: int = 0
@@ -58,6 +63,10 @@ class Outcome:
         return self.error is None and self.wrong_length is None
 
     @property
+    def error_kind(self) -> str | None:
+        return None if self.error is None else self.error.partition(":")[0]
+
+    @property
     def tpot_s(self) -> float | None:
         """Seconds per output token after the first (None where there is no second)."""
         if self.ttft_s is None or self.num_output_tokens < 2:
@@ -65,39 +74,14 @@ class Outcome:
         return (self.end_to_end_s - self.ttft_s) / (self.num_output_tokens - 1)
 
 
-class Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    """A choice of either endpoint: completions have `text`, chats have `delta`."""
-
-    text: str | None = None
-    delta: Delta | None = None
-    finish_reason: str | None = None
-
-
-class Event(msgspec.Struct):
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
-
-
-EVENTS = msgspec.json.Decoder(Event)
-
-
 class BadAnswerError(Exception):
-    """The server answered, but not with a whole stream of the API."""
+    """The server answered, but not with a whole stream of the API. The text begins with the kind and a colon."""
 
 
 def new_session(target: Target) -> aiohttp.ClientSession:
     """One connection a request: some servers close theirs after a stream, which must not count as an error."""
     return aiohttp.ClientSession(
+        headers={} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"},
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
         read_bufsize=MAX_LINE_BYTES,
@@ -106,7 +90,8 @@ def new_session(target: Target) -> aiohttp.ClientSession:
 
 def body_of(target: Target, request: Request) -> dict[str, Any]:
     """Return the JSON body: greedy, streamed, of a forced length."""
-    messages = [{"role": "user", "content": request.prompt}]
+    is_text = isinstance(request.prompt, str)
+    messages = [{"role": "user", "content": request.prompt}] if is_text else request.prompt
     lengths: dict[LengthControl, dict[str, Any]] = {
         "ignore_eos": {"ignore_eos": True},
         "min_tokens": {"min_tokens": request.num_output_tokens},
@@ -132,9 +117,11 @@ async def complete(session: aiohttp.ClientSession, target: Target, request: Requ
     try:
         async with session.post(target.url + path, json=body_of(target, request)) as response:
             if response.status != 200:
-                raise BadAnswerError(f"HTTP {response.status}: {(await response.text())[:300]}")
+                raise BadAnswerError(f"HTTP {response.status}: {(await response.text())[:MAX_ERROR_CHARS]}")
             await _read_stream(response.content, outcome, started_s, target.ends_with_done)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, BadAnswerError) as problem:
+    except BadAnswerError as problem:
+        outcome.error = str(problem)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as problem:
         outcome.error = f"{type(problem).__name__}: {problem}"
     outcome.end_to_end_s = time.perf_counter() - started_s
     if outcome.error is None:
@@ -143,16 +130,18 @@ async def complete(session: aiohttp.ClientSession, target: Target, request: Requ
 
 
 async def _read_stream(lines: aiohttp.StreamReader, outcome: Outcome, started_s: float, ends_with_done: bool) -> None:
-    previous_s, usage, pieces = started_s, None, []
+    previous_s, pieces = started_s, []
+    usage: Usage | None = None
     async for line in lines:
-        if not line.startswith(b"data:"):
+        data = data_of(line)
+        if data is None:
             continue
-        now_s, data = time.perf_counter(), line[len(b"data:") :].strip()
-        if data == b"[DONE]":
+        now_s = time.perf_counter()
+        if data == DONE:
             break
-        event = EVENTS.decode(data)
+        event = decode_event(data)
         if event.error:
-            raise BadAnswerError(f"error in the stream: {str(event.error)[:300]}")
+            raise BadAnswerError(f"error in the stream: {error_text(event.error)[:MAX_ERROR_CHARS]}")
         usage = event.usage or usage
         if text := _take(event, outcome):
             pieces.append(text)
@@ -163,9 +152,9 @@ async def _read_stream(lines: aiohttp.StreamReader, outcome: Outcome, started_s:
             previous_s = now_s
     else:
         if ends_with_done:
-            raise BadAnswerError("the stream ended without [DONE]")
+            raise BadAnswerError("not a whole stream: it ended without [DONE]")
     if usage is None or outcome.finish_reason is None:
-        raise BadAnswerError("the stream has no usage or no finish_reason")
+        raise BadAnswerError("not a whole stream: it has no usage or no finish_reason")
     outcome.text = "".join(pieces)
     outcome.num_prompt_tokens, outcome.num_output_tokens = usage.prompt_tokens, usage.completion_tokens
 
@@ -174,7 +163,7 @@ def _take(event: Event, outcome: Outcome) -> str:
     """Return the event's text and note its finish reason; we ask for one choice."""
     for choice in event.choices:
         outcome.finish_reason = choice.finish_reason or outcome.finish_reason
-        return choice.text or (choice.delta.content if choice.delta else None) or ""
+        return choice.thought + choice.content
     return ""
 
 

@@ -9,11 +9,17 @@ import statistics
 from pathlib import Path
 
 import pytest
-import synthetic
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from workloads import Cut, cut_by_characters, with_tokenizer, write_prompts
 
-from octavo.simulator.traces import Shape, capped, read_trace, scaled
+from octavo.api_server.client.shapes import (
+    SHARED_PREFIX_TOKENS,
+    Shape,
+    at_poisson_arrivals,
+    mixed,
+    shared_prefix,
+)
+from octavo.api_server.client.workloads import Cut, cut_by_characters, with_tokenizer, write_prompts
+from octavo.simulator.traces import capped, read_trace, scaled
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -50,11 +56,11 @@ def common_opening(first: str, second: str) -> int:
 
 
 def test_mixed_lengths_are_chat_like_and_never_change() -> None:
-    shapes = synthetic.mixed(2000)
+    shapes = mixed(2000)
     assert statistics.median(shape.num_prompt_tokens for shape in shapes) == pytest.approx(220, rel=0.1)
     assert statistics.median(shape.num_output_tokens for shape in shapes) == pytest.approx(120, rel=0.1)
     assert max(shape.num_prompt_tokens for shape in shapes) <= 1024
-    assert synthetic.mixed(10) == shapes[:10]
+    assert mixed(10) == shapes[:10]
     assert [(shape.num_prompt_tokens, shape.num_output_tokens) for shape in shapes[:2]] == [(163, 47), (666, 131)]
 
 
@@ -111,21 +117,21 @@ def test_a_capped_request_fits_and_loses_no_more_than_it_must(prompt: int, outpu
 
 
 def test_poisson_arrivals_have_the_rate_and_always_the_same_times() -> None:
-    shapes = synthetic.at_poisson_arrivals(synthetic.mixed(4000), 5.0)
+    shapes = at_poisson_arrivals(mixed(4000), 5.0)
     assert shapes[0].arrival_s == 0.0
     assert shapes[-1].arrival_s == pytest.approx(4000 / 5, rel=0.1)
     gaps = [b.arrival_s - a.arrival_s for a, b in itertools.pairwise(shapes)]
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.1)
-    assert shapes == synthetic.at_poisson_arrivals(synthetic.mixed(4000), 5.0)
+    assert shapes == at_poisson_arrivals(mixed(4000), 5.0)
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
-    shapes = [*synthetic.mixed(20), *synthetic.shared_prefix(3)]
+    shapes = [*mixed(20), *shared_prefix(3)]
     assert write_prompts(shapes, "7", cut_by_characters) == write_prompts(shapes, "7", cut_by_characters)
 
 
 def test_prompts_share_no_opening_by_chance_and_none_with_another_seed() -> None:
-    shapes = synthetic.mixed(200)
+    shapes = mixed(200)
     requests, others = (write_prompts(shapes, seed, cut_by_characters) for seed in ("7", "8"))
     assert [r.num_output_tokens for r in requests] == [r.num_output_tokens for r in others]
     prompts = sorted(request.prompt for request in (*requests, *others))
@@ -145,9 +151,9 @@ def test_prompts_have_exactly_the_tokens_that_a_server_counts(tokenizer_path: st
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_a_shared_prefix_is_shared_and_questions_are_not(tokenizer_path: str, is_exact: bool) -> None:
     cut = with_tokenizer(tokenizer_path if is_exact else None)
-    first, second = write_prompts(synthetic.shared_prefix(2), "7", cut)
+    first, second = write_prompts(shared_prefix(2), "7", cut)
     shared = common_opening(first.prompt, second.prompt)
-    prefix = cut(first.prompt, synthetic.SHARED_PREFIX_TOKENS)
+    prefix = cut(first.prompt, SHARED_PREFIX_TOKENS)
     assert prefix is not None
     assert len(prefix) <= shared + 2
     assert shared < len(first.prompt)
