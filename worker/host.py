@@ -23,6 +23,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROCESS_FILES = Path("/proc/self")
 CPU_INFO = Path("/proc/cpuinfo")
 HUGE_PAGE_BYTES = 2 << 20
+MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap does not name it
 RESET_PEAK = "5"  # proc(5), clear_refs: the peak of resident memory becomes the present value
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is Arm's name
 
@@ -77,14 +78,24 @@ def _page_cache_bytes(memory_stat: str) -> int:
     return sum(int(values.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
 
 
+def _advise(start: int, end: int, advice: int) -> bool:
+    """Give the system advice about whole pages of memory; return whether it takes it."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise(start, end - start, advice) == 0
+
+
 def use_huge_pages(address: int, num_bytes: int) -> None:
     """Ask the system for huge pages in a range of memory that has not been written yet, where it has them."""
     start = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     end = (address + num_bytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if end > start and hasattr(mmap, "MADV_HUGEPAGE"):
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without it, all works as well
+        _advise(start, end, mmap.MADV_HUGEPAGE)  # without it, all works as well
+
+
+def take_pages(address: int, num_bytes: int) -> bool:
+    """Give a range its pages as a write would, without writing; return whether the system does that."""
+    return _advise(address // mmap.PAGESIZE * mmap.PAGESIZE, address + num_bytes, MADV_POPULATE_WRITE)
 
 
 def free_memory_bytes(root: Path = CGROUP_ROOT, process_files: Path = PROCESS_FILES) -> int:

@@ -12,17 +12,15 @@ a thread, which would take a core from those that compute just when there is som
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from itertools import chain
 
 import torch
 
 from octavo.protocol.worker_messages import SchedulerOutput
+from octavo.worker.host import take_pages
 
 SHARE_AHEAD = 1 / 16
 PIECE_BYTES = 2 * 2**20
-MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap does not name it
 
 
 class PageSupply:
@@ -56,17 +54,9 @@ class PageSupply:
             return
         num_blocks = min(self.blocks_per_piece, self.num_blocks - self.num_ready)
         start = self.segments[self.num_segments_further] + self.num_ready * self.block_bytes
-        if not _populate(start, num_blocks * self.block_bytes):
+        if not take_pages(start, num_blocks * self.block_bytes):
             self.num_ready = self.num_blocks  # a system without this: pages come when they are written
             return
         self.num_segments_further += 1
         if self.num_segments_further == len(self.segments):
             self.num_ready, self.num_segments_further = self.num_ready + num_blocks, 0
-
-
-def _populate(address: int, num_bytes: int) -> bool:
-    """Give a range its pages as a write would, without writing; return whether the system does that."""
-    start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return madvise(start, address + num_bytes - start, MADV_POPULATE_WRITE) == 0

@@ -74,7 +74,7 @@ def test_what_blocks_hold_stays() -> None:
 
 def test_a_system_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(page_supply, "_populate", lambda *given: asked.append(given))
+    monkeypatch.setattr(page_supply, "take_pages", lambda *given: asked.append(given))
     supply = PageSupply(make_cache(), share_ahead=1 / 4)
     assert fill(supply) == 1
     supply.note(step([1000], []))
